@@ -1,0 +1,226 @@
+# train_gpt: every build and every test. `make help` lists targets and variables.
+#
+# Only a C compiler and make are needed; what else is found is used, what is missing costs one line that says what
+# goes without it. Every library is probed by compiling and linking with the very compiler that builds the program.
+# Each configuration builds into its own folder, and the flags it was built with are part of what it depends on.
+
+# ---------------------------------------------------------------------------------------------------------------
+# What can be set on the command line
+
+DEVICE    ?= cpu
+PRECISION ?= fp32
+OPENMP    ?= auto
+PCRE2     ?= auto
+SANITIZE  ?= 0
+NVCC      ?= nvcc
+CUDA_ARCH ?=
+TESTS     ?=
+RUN_OUT   ?= log
+RUN_OPTIONS ?= --steps 1500 --lr 2e-3 --warmup 50 --val-every 250 --sample-every 500 --sample-length 300 \
+               --checkpoint-every 500
+
+# make's own default is `cc`, which a machine with nothing but gcc or clang may lack.
+first_found = $(firstword $(foreach tool,$(1),$(if $(shell command -v $(tool) 2>/dev/null),$(tool))))
+ifeq ($(origin CC),default)
+CC := $(or $(call first_found,gcc clang cc),gcc)
+endif
+ifeq ($(origin CXX),default)
+CXX := $(or $(call first_found,$(if $(findstring clang,$(CC)),clang++ g++,g++ clang++) c++),g++)
+endif
+
+.DEFAULT_GOAL := all
+.DELETE_ON_ERROR:
+.SUFFIXES:
+MAKEFLAGS += --no-builtin-rules
+FORCE:
+
+# Goals that compile nothing need no probes and no report.
+GOALS    := $(or $(MAKECMDGOALS),all)
+COMPILES := $(filter-out help clean format,$(GOALS))
+
+# ---------------------------------------------------------------------------------------------------------------
+# Which configuration
+
+DEVICES    := cpu
+PRECISIONS := fp32
+one_of = $(if $(and $(filter 1,$(words $(2))),$(filter $(3),$(2))),,$(error $(1)=$(2) is not one of: $(3)))
+$(call one_of,DEVICE,$(DEVICE),$(DEVICES))
+$(call one_of,PRECISION,$(PRECISION),$(PRECISIONS))
+$(call one_of,OPENMP,$(OPENMP),auto 1 0)
+$(call one_of,PCRE2,$(PCRE2),auto 1 0)
+$(call one_of,SANITIZE,$(SANITIZE),0 1)
+
+NAME := $(DEVICE)-$(PRECISION)$(if $(filter 1,$(SANITIZE)),-sanitize)
+B    := build/$(NAME)
+
+# ---------------------------------------------------------------------------------------------------------------
+# Probes
+
+# $(call try_build,program text,flags): "yes" if it compiles and links. \043 is '#', which make would take as a comment.
+try_build = $(shell printf '$(1)\n' | $(CC) $(2) -x c - -o /dev/null $(3) 2>/dev/null && echo yes)
+EMPTY_PROGRAM  := int main(void) { return 0; }
+OPENMP_PROGRAM := \043include <omp.h>\nint main(void) { return omp_get_max_threads() < 1; }
+PCRE2_PROGRAM  := \043define PCRE2_CODE_UNIT_WIDTH 8\n\043include <pcre2.h>\nint main(void) \
+                  { return pcre2_config(PCRE2_CONFIG_UNICODE, NULL); }
+
+ifneq ($(COMPILES),)
+
+ifneq ($(call try_build,$(EMPTY_PROGRAM)),yes)
+$(error the compiler CC=$(CC) cannot build an empty program (Debian, Ubuntu: apt-get install gcc libc6-dev; or name another: make CC=clang))
+endif
+
+# -march tunes for and allows this machine's instructions on x86, -mcpu does so on arm.
+NATIVE := $(firstword $(foreach flag,-march=native -mcpu=native,$(if $(call try_build,$(EMPTY_PROGRAM),-Werror $(flag)),$(flag))))
+
+OPENMP_FLAGS :=
+ifneq ($(OPENMP),0)
+ifeq ($(call try_build,$(OPENMP_PROGRAM),-fopenmp),yes)
+OPENMP_FLAGS := -fopenmp
+else ifeq ($(OPENMP),1)
+$(error OPENMP=1, but $(CC) cannot build with -fopenmp (Debian, Ubuntu: apt-get install libomp-dev for clang; gcc brings its own))
+else
+$(info no OpenMP with $(CC): one thread only (clang: apt-get install libomp-dev))
+endif
+endif
+
+PCRE2_FLAGS :=
+PCRE2_LIBS  :=
+ifneq ($(PCRE2),0)
+ifeq ($(call try_build,$(PCRE2_PROGRAM),,-lpcre2-8),yes)
+PCRE2_FLAGS := -DHAVE_PCRE2
+PCRE2_LIBS  := -lpcre2-8
+else ifeq ($(PCRE2),1)
+$(error PCRE2=1, but $(CC) cannot build with libpcre2-8 (Debian, Ubuntu: apt-get install libpcre2-dev))
+else
+$(info no PCRE2: no gpt2 tokenizer, only the byte tokenizer (apt-get install libpcre2-dev))
+endif
+endif
+
+ifeq ($(SANITIZE),1)
+SANITIZE_FLAGS := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+ifneq ($(call try_build,$(EMPTY_PROGRAM),$(SANITIZE_FLAGS)),yes)
+$(error SANITIZE=1, but $(CC) cannot build with $(SANITIZE_FLAGS) (Debian, Ubuntu: apt-get install libclang-rt-dev for clang; gcc brings its own))
+endif
+endif
+
+endif  # COMPILES
+
+# ---------------------------------------------------------------------------------------------------------------
+# Flags. CFLAGS is the caller's: speed and debugging. What the numbers and the code rely on is always there:
+# no contraction (the same roundings everywhere), and errno and traps off, which changes no value. Nothing that lets
+# the compiler assume finite numbers: NaN and infinity are part of what is tested (dev/test/test_finite.c).
+
+ifeq ($(SANITIZE),1)
+CFLAGS ?= -O1 -g
+else
+CFLAGS ?= -O3 $(NATIVE)
+endif
+BASE_FLAGS := -std=gnu11 -I. -ffp-contract=off -fno-math-errno -fno-trapping-math -Wall -Wextra -Werror \
+              $(if $(OPENMP_FLAGS),,-Wno-unknown-pragmas) -DBUILD_NAME=$(NAME)
+ALL_FLAGS  := $(BASE_FLAGS) $(OPENMP_FLAGS) $(PCRE2_FLAGS) $(SANITIZE_FLAGS) $(CFLAGS)
+ALL_LIBS   := $(LDFLAGS) $(PCRE2_LIBS) -lm
+COMPILER   := $(CC) $(if $(COMPILES),$(shell $(CC) -dumpfullversion -dumpversion 2>/dev/null))
+
+ifneq ($(COMPILES),)
+$(info $(NAME): $(COMPILER) $(CFLAGS), OpenMP $(if $(OPENMP_FLAGS),yes,no), PCRE2 $(if $(PCRE2_FLAGS),yes,no))
+endif
+
+# Rewritten only when compiler or flags differ from those of the last build in this folder; every program needs it.
+export BUILD_STAMP := $(COMPILER) $(ALL_FLAGS) $(ALL_LIBS)
+$(B)/flags: FORCE
+	@mkdir -p $(B)
+	@[ "$$(cat $@ 2>/dev/null)" = "$$BUILD_STAMP" ] || printf '%s\n' "$$BUILD_STAMP" > $@
+
+# ---------------------------------------------------------------------------------------------------------------
+# Programs: one translation unit each, straight to a binary; -MMD writes what it included beside it.
+
+UNIT_TESTS  := $(basename $(notdir $(wildcard dev/test/test_*.c)))
+SHELL_TESTS := $(wildcard dev/test/test_*.sh)
+BENCHES     := $(basename $(notdir $(wildcard dev/bench/bench_*.c)))
+MODEL_TEST  := $(basename $(wildcard test_gpt.c))
+PROGRAMS    := $(basename $(wildcard train_gpt.c)) $(basename $(notdir $(wildcard data/tokenize.c)))
+
+BUILD_PROGRAM = $(CC) $(ALL_FLAGS) -MMD -MP -MF $@.d -MT $@ -o $@ $< $(ALL_LIBS)
+$(B)/%: %.c $(B)/flags
+	$(BUILD_PROGRAM)
+$(B)/%: data/%.c $(B)/flags
+	$(BUILD_PROGRAM)
+$(B)/%: dev/test/%.c $(B)/flags
+	$(BUILD_PROGRAM)
+$(B)/%: dev/bench/%.c $(B)/flags
+	$(BUILD_PROGRAM)
+-include $(wildcard $(B)/*.d)
+
+.PHONY: all train_gpt tokenize test_gpt data run test bench check-headers format clean help
+all: $(PROGRAMS)
+
+# The links point at the configuration asked for last.
+train_gpt test_gpt: %: $(B)/%
+	@ln -sfn $< $@
+tokenize: $(B)/tokenize
+	@ln -sfn ../$< data/tokenize
+
+# ---------------------------------------------------------------------------------------------------------------
+# The embedded dataset: this repository's own text, byte by byte, each file a document. Sorted, and listed without
+# git, so that a copy of the folder gives the same tokens as a clone.
+
+SELF_TEXT := $(sort $(wildcard README.md LICENSE Makefile *.c *.cu llmc/*.h llmc/*.cuh data/*.c data/*.md data/*.sh \
+               doc/*.md scripts/*.py scripts/*.sh dev/*/*.c dev/*/*.h dev/*/*.py dev/*/*.sh))
+SELF_DATA := data/self_train_000000.bin
+data: $(SELF_DATA) | tokenize
+$(SELF_DATA): $(SELF_TEXT) | $(B)/tokenize
+	$(B)/tokenize --tokenizer byte --val-fraction 0.1 --out data/self $(SELF_TEXT)
+
+run: train_gpt data
+	./train_gpt $(RUN_OPTIONS) --out $(RUN_OUT)
+	@if python3 -c 'import matplotlib' 2>/dev/null; then \
+	    python3 scripts/plot_runs.py $(RUN_OUT) --out $(RUN_OUT)/loss.png; \
+	else \
+	    echo "no plot: python3 with matplotlib is not here (with uv: uv run scripts/plot_runs.py $(RUN_OUT))"; \
+	fi
+
+# ---------------------------------------------------------------------------------------------------------------
+# Tests. TESTS="schedule rand" runs only dev/test/test_schedule.* and test_rand.*.
+
+wanted     = $(if $(TESTS),$(foreach test,$(TESTS),$(filter %test_$(test) %test_$(test).sh,$(1))),$(1))
+RUN_UNIT  := $(addprefix $(B)/,$(call wanted,$(UNIT_TESTS) $(MODEL_TEST)))
+RUN_SHELL := $(call wanted,$(SHELL_TESTS))
+test: $(if $(RUN_SHELL),$(PROGRAMS)) $(RUN_UNIT)
+	@BUILD=$(B) sh dev/test/run.sh $(RUN_UNIT) $(RUN_SHELL)
+
+bench: $(PROGRAMS) $(addprefix $(B)/,$(BENCHES))
+	@set -e; for bench in $(BENCHES); do echo "== $$bench"; BUILD=$(B) $(B)/$$bench; done
+
+check-headers:
+	@sh dev/test/check_headers.sh
+
+format:
+	clang-format -i $(wildcard *.c *.cu llmc/*.h llmc/*.cuh data/*.c dev/*/*.c dev/*/*.h)
+
+clean:
+	rm -rf build train_gpt test_gpt data/tokenize data/self_train_*.bin data/self_val_*.bin
+
+define HELP
+Targets
+  all            ./train_gpt and data/tokenize (the default)
+  run            build, make the embedded dataset, train on it for about a minute, sample, plot
+  test           every unit test, then every shell test; ends with 'N passed, N failed'
+  test_gpt       build ./test_gpt, the trainer against reference numbers
+  data           the embedded dataset, data/self_train_000000.bin and data/self_val_000000.bin
+  bench          build and run dev/bench/*.c
+  check-headers  compile each llmc/*.h alone, twice and in two linked files, as C11 and C++17
+  format         clang-format on every source file
+  clean          remove everything built
+Variables (now)
+  DEVICE=$(DEVICE)        one of: $(DEVICES)
+  PRECISION=$(PRECISION)    one of: $(PRECISIONS)
+  CC=$(CC) CXX=$(CXX)   compilers
+  CFLAGS=...        replaces -O3 -march=native; what the numbers rely on is added to it
+  OPENMP=$(OPENMP) PCRE2=$(PCRE2)   auto: use if found; 1: stop if missing; 0: do without
+  SANITIZE=$(SANITIZE)        1: address and undefined-behaviour sanitizers, in a build folder of their own
+  TESTS="a b"       run only dev/test/test_a.* and test_b.*
+  RUN_OUT=$(RUN_OUT)       output folder of make run;  RUN_OPTIONS="..." its options
+This configuration builds into $(B)/
+endef
+help:
+	@$(info $(HELP)):

@@ -1,0 +1,435 @@
+// matmul.h: the linear layer's three matrix products, its bias gradient, and the matrix-vector product for sampling.
+//
+// One GEMM serves the three: out (M, N) = a (M, K) . b (K, N), where each operand is contiguous either along K or along its
+// other dimension. It is the packed, register-blocked scheme of Goto and van de Geijn ("Anatomy of High-Performance Matrix
+// Multiplication", 2008), reduced to what a transformer needs:
+//
+//   each thread owns one block of `out`                                  threads never share a sum, nor wait for another
+//     for a block of rows (GEMM_ROWS) and of columns (GEMM_COLS)
+//       for a chunk of K
+//         pack a's rows of that chunk in panels of GEMM_TILE_ROWS             stays in the L2 cache
+//         for each GEMM_TILE_COLS columns
+//           pack b's columns of that chunk                               used at once by every panel
+//           for each panel: a tile of products in registers              GEMM_TILE_ROWS x GEMM_TILE_COLS sums
+//
+// Order of summation: within a chunk of K one fused multiply-add after the other, starting from zero; chunks are added to
+// the running sum in ascending order. It depends on K alone, so an output has the same bits for any number of threads,
+// any number of rows beside it and any blocking.
+#ifndef LLMC_MATMUL_H
+#define LLMC_MATMUL_H
+
+#include "precision.h"
+#include "simd.h"
+#include "utils.h"
+
+CPU_TWIN_BEGIN
+
+// The register tile: GEMM_TILE_ROWS x 2 vectors of sums, 2 vectors of b and one broadcast of a must fit the registers.
+#define GEMM_TILE_COLS (2 * VEC_WIDTH)
+#if VEC_REGISTERS == 32 && VEC_WIDTH == 16
+#define GEMM_TILE_ROWS 14
+#elif VEC_REGISTERS == 32
+#define GEMM_TILE_ROWS 12
+#else
+#define GEMM_TILE_ROWS 6
+#endif
+
+#define GEMM_CHUNK ((size_t)256)                        // of K; the longest chunk a caller may ask for
+#define GEMM_ROWS ((size_t)(280 / GEMM_TILE_ROWS * GEMM_TILE_ROWS))  // packed a: GEMM_ROWS x GEMM_CHUNK floats, in L2
+#define GEMM_COLS ((size_t)1024)                        // running sums of more than one chunk: GEMM_ROWS x GEMM_COLS
+#define GEMM_THREAD_FLOPS 1e5                           // a thread with less to do than this costs more than it gives
+
+// ----------------------------------------------------------------------------------------------------------------
+// Scratch
+
+// Packing buffers for `threads` threads. No product may run inside a parallel region or twice at once on one scratch.
+typedef struct {
+    float *memory;
+    int threads;
+} MatmulScratch;
+
+#define SCRATCH_A (GEMM_ROWS * GEMM_CHUNK + VEC_WIDTH)  // a transposed panel's last store reaches past its end
+#define SCRATCH_B (GEMM_CHUNK * GEMM_TILE_COLS + VEC_WIDTH)
+#define SCRATCH_SUMS (GEMM_ROWS * GEMM_COLS)
+
+static inline size_t matmul_scratch_thread_elems(void) {
+    return round_up(SCRATCH_A, 64) + round_up(SCRATCH_B, 64) + round_up(SCRATCH_SUMS, 64);
+}
+
+// Bytes of scratch for this many threads; independent of any shape. Fewer threads than that are used where fewer fit.
+static inline size_t matmul_scratch_bytes(int threads) {
+    return (size_t)threads * matmul_scratch_thread_elems() * sizeof(float);
+}
+
+// `memory` holds matmul_scratch_bytes(threads), 64-byte aligned for speed.
+static inline MatmulScratch matmul_scratch(void *memory, int threads) {
+    MatmulScratch scratch = {(float *)memory, threads};
+    return scratch;
+}
+
+// ----------------------------------------------------------------------------------------------------------------
+// The general product
+
+// a as (M, K) or b as (N, K): element (outer, k) is data[outer * outer_stride + k * k_stride], one stride being 1.
+typedef struct {
+    const float *data;
+    size_t outer_stride, k_stride;
+} GemmOperand;
+
+typedef enum { ROUND_NONE, ROUND_ACT, ROUND_GRAD } GemmRounding;
+
+// out (M, N) = round(alpha * (a . b) + bias), or round(out + alpha * (a . b)) with accumulate; then bias must be NULL.
+// Operands go through round_operand() as they are packed. K is summed in chunks of k_chunk <= GEMM_CHUNK (see above): the
+// fp8 recipes need 128, for the partial sums their hardware adds in full precision. M, N, K >= 1.
+typedef struct {
+    size_t M, N, K;
+    GemmOperand a, b;
+    float *out;
+    size_t out_stride;
+    const float *bias;  // (N) or NULL
+    float alpha;
+    size_t k_chunk;
+    int accumulate;
+    GemmRounding rounding;
+} Gemm;
+
+// Rows [first_row, end_row) and columns [first_col, end_col) of out.
+typedef struct {
+    size_t first_row, end_row, first_col, end_col;
+} GemmBlock;
+
+// Copies `count` <= width rows of an operand, K range [k0, k0 + kc), into panel[k][width]. Lanes beyond count hold anything
+// that is not trapped on: their sums are not stored. The memory after panel gets VEC_WIDTH floats of rubbish.
+// Here the operand is contiguous along K: square blocks are transposed in registers.
+ALWAYS_INLINE void gemm_pack_transposed(float *RESTRICT panel, const GemmOperand *x, size_t first, size_t count,
+                                        size_t k0, size_t kc, const int width) {
+    const float *data = x->data + first * x->outer_stride + k0;
+    size_t k = 0;
+    for (; k + VEC_WIDTH <= kc; k += VEC_WIDTH) {
+        // A block's stores overlap the next k's first lanes where width is no multiple of VEC_WIDTH; going from the last
+        // group of lanes to the first, and upwards in k, the right values come last.
+        for (int group = (width - 1) / VEC_WIDTH * VEC_WIDTH; group >= 0; group -= VEC_WIDTH) {
+            if ((size_t)group >= count) continue;
+            vecf block[VEC_WIDTH];
+            for (int i = 0; i < VEC_WIDTH; i++)  // rows that are not there: the last one again
+                block[i] = vec_load(data + min_size((size_t)(group + i), count - 1) * x->outer_stride + k);
+            vec_transpose(block);
+            for (int i = 0; i < VEC_WIDTH; i++) vec_store(panel + (k + (size_t)i) * (size_t)width + group, block[i]);
+        }
+    }
+    for (; k < kc; k++)
+        for (int i = 0; i < width; i++)
+            panel[k * (size_t)width + (size_t)i] = (size_t)i < count ? data[(size_t)i * x->outer_stride + k] : 0.0f;
+}
+
+// The same where the operand is contiguous along its outer dimension: rows of the panel are copied.
+ALWAYS_INLINE void gemm_pack_copied(float *RESTRICT panel, const GemmOperand *x, size_t first, size_t count, size_t k0,
+                                    size_t kc, const int width) {
+    const float *data = x->data + k0 * x->k_stride + first;
+    for (size_t k = 0; k < kc; k++, data += x->k_stride, panel += width) {
+        for (int lane = 0; lane < width; lane += VEC_WIDTH) {
+            const size_t lanes = min_size(VEC_WIDTH, (size_t)(width - lane));  // constant once unrolled
+            const size_t there = count > (size_t)lane ? min_size(count - (size_t)lane, lanes) : 0;
+            if (there == VEC_WIDTH)
+                vec_store(panel + lane, vec_load(data + lane));
+            else
+                vec_store_partial(panel + lane, vec_load_partial(data + lane, there), lanes);
+        }
+    }
+}
+
+ALWAYS_INLINE void gemm_pack(float *RESTRICT panel, const GemmOperand *x, size_t first, size_t count, size_t k0, size_t kc,
+                             const int width) {
+    if (x->k_stride == 1)
+        gemm_pack_transposed(panel, x, first, count, k0, kc, width);
+    else
+        gemm_pack_copied(panel, x, first, count, k0, kc, width);
+    for (size_t i = 0; i < kc * (size_t)width; i++) panel[i] = round_operand(panel[i]);  // no code where it is the identity
+}
+
+// sums (rows, vectors * VEC_WIDTH, rows GEMM_TILE_COLS apart) = a's panel . b's panel, or += where `add`. rows and vectors are
+// constants in every call, so that the sums live in registers.
+ALWAYS_INLINE void gemm_tile(float *RESTRICT sums, const float *RESTRICT a, const float *RESTRICT b, size_t kc, int add,
+                             const int rows, const int vectors) {
+    vecf acc[GEMM_TILE_ROWS][2];
+#pragma GCC unroll 16
+    for (int i = 0; i < rows; i++) acc[i][0] = acc[i][1] = vec_zero();
+    for (size_t k = 0; k < kc; k++, a += GEMM_TILE_ROWS, b += GEMM_TILE_COLS) {
+        const vecf b0 = vec_load(b);
+        const vecf b1 = vectors > 1 ? vec_load(b + VEC_WIDTH) : b0;
+#pragma GCC unroll 16
+        for (int i = 0; i < rows; i++) {
+            const vecf x = vec_set1(a[i]);
+            acc[i][0] = vec_fma(x, b0, acc[i][0]);
+            if (vectors > 1) acc[i][1] = vec_fma(x, b1, acc[i][1]);
+        }
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < rows; i++) {
+        for (int j = 0; j < vectors; j++) {
+            float *sum = sums + i * GEMM_TILE_COLS + j * VEC_WIDTH;
+            if (add) acc[i][j] = vec_load(sum) + acc[i][j];
+            vec_store(sum, acc[i][j]);
+        }
+    }
+}
+
+// gemm_tile with constants for any tile at the edge: a ragged edge costs only the rows it has.
+static inline void gemm_tile_any(float *RESTRICT sums, const float *RESTRICT a, const float *RESTRICT b, size_t kc, int add,
+                                 size_t rows, size_t cols) {
+#define TILE(r)                                                                  \
+    case r:                                                                      \
+        if (cols > VEC_WIDTH)                                                    \
+            gemm_tile(sums, a, b, kc, add, r, 2);   \
+        else                                                                     \
+            gemm_tile(sums, a, b, kc, add, r, 1);   \
+        break;
+    switch (rows) {
+        TILE(1) TILE(2) TILE(3) TILE(4) TILE(5) TILE(6)
+#if GEMM_TILE_ROWS > 6
+        TILE(7) TILE(8) TILE(9) TILE(10) TILE(11) TILE(12)
+#endif
+#if GEMM_TILE_ROWS > 12
+        TILE(13) TILE(14)
+#endif
+    }
+#undef TILE
+}
+
+ALWAYS_INLINE float gemm_round(float x, const GemmRounding rounding) {
+    return rounding == ROUND_ACT ? round_act(x) : rounding == ROUND_GRAD ? round_grad(x) : x;
+}
+
+// One tile of out from its finished sums: plain loops over constant flags, which vectorise around any round_x().
+ALWAYS_INLINE void gemm_store_rows(const Gemm *g, const float *sums, size_t row, size_t col, size_t rows, size_t cols,
+                                   const int accumulate, const int biased, const GemmRounding rounding) {
+    const float alpha = g->alpha;
+    const float *RESTRICT bias = biased ? g->bias + col : NULL;
+    for (size_t i = 0; i < rows; i++, sums += GEMM_TILE_COLS) {
+        float *RESTRICT out = g->out + (row + i) * g->out_stride + col;
+        for (size_t j = 0; j < cols; j++) {
+            float x = alpha * sums[j];
+            if (biased) x += bias[j];
+            if (accumulate) x = out[j] + x;
+            out[j] = gemm_round(x, rounding);
+        }
+    }
+}
+
+static inline void gemm_store(const Gemm *g, const float *sums, size_t row, size_t col, size_t rows, size_t cols) {
+#define STORE(rounding)                                                                     \
+    case rounding:                                                                          \
+        if (g->accumulate)                                                                  \
+            gemm_store_rows(g, sums, row, col, rows, cols, 1, 0, rounding);                 \
+        else if (g->bias)                                                                   \
+            gemm_store_rows(g, sums, row, col, rows, cols, 0, 1, rounding);                 \
+        else                                                                                \
+            gemm_store_rows(g, sums, row, col, rows, cols, 0, 0, rounding);                 \
+        break;
+    switch (g->rounding) { STORE(ROUND_NONE) STORE(ROUND_ACT) STORE(ROUND_GRAD) }
+#undef STORE
+}
+
+// A block of rows is cut into panels of nearly equal height: 256 rows are 10 x 14 and 9 x 13 of them rather than 18 x 14
+// and one of 4, whose few sums would not hide the latency of an FMA.
+typedef struct {
+    size_t row, rows, panels;
+} GemmPanels;
+
+static inline size_t gemm_panel_row(const GemmPanels *p, size_t panel) {
+    return p->row + panel * (p->rows / p->panels) + min_size(panel, p->rows % p->panels);
+}
+
+// All products of one chunk of K for one block of out; `sums` holds the block's running sums, tile by tile, if K has more
+// chunks than one, else it is one tile. a is packed already.
+static inline void gemm_chunk(const Gemm *g, const GemmPanels *p, size_t first_col, size_t end_col, size_t k0, size_t kc,
+                              const float *a_packed, float *b_packed, float *sums, size_t sums_step) {
+    const int first = k0 == 0, last = k0 + kc == g->K;
+    for (size_t col = first_col; col < end_col; col += GEMM_TILE_COLS) {
+        const size_t cols = min_size(GEMM_TILE_COLS, end_col - col);
+        gemm_pack(b_packed, &g->b, col, cols, k0, kc, GEMM_TILE_COLS);
+        for (size_t panel = 0; panel < p->panels; panel++, sums += sums_step) {
+            const size_t row = gemm_panel_row(p, panel), rows = gemm_panel_row(p, panel + 1) - row;
+            gemm_tile_any(sums, a_packed + panel * GEMM_TILE_ROWS * kc, b_packed, kc, !first, rows, cols);
+            if (last) gemm_store(g, sums, row, col, rows, cols);
+        }
+    }
+}
+
+// One thread's share of out, from start to end.
+static inline void gemm_block(const Gemm *g, const GemmBlock *block, float *scratch) {
+    float *a_packed = scratch;
+    float *b_packed = a_packed + round_up(SCRATCH_A, 64);
+    float *sums = b_packed + round_up(SCRATCH_B, 64);
+    const int one_chunk = g->K <= g->k_chunk;
+    const size_t block_rows = block->end_row - block->first_row, block_cols = block->end_col - block->first_col;
+    const size_t row_parts = ceil_div(block_rows, GEMM_ROWS);
+    const size_t col_step = one_chunk ? block_cols : GEMM_COLS;
+    for (size_t part = 0; part < row_parts; part++) {
+        GemmPanels p;
+        p.row = block->first_row + part * block_rows / row_parts;
+        p.rows = block->first_row + (part + 1) * block_rows / row_parts - p.row;
+        p.panels = ceil_div(p.rows, GEMM_TILE_ROWS);
+        for (size_t col = block->first_col; col < block->end_col; col += col_step) {
+            for (size_t k0 = 0; k0 < g->K; k0 += g->k_chunk) {
+                const size_t kc = min_size(g->k_chunk, g->K - k0);
+                for (size_t panel = 0; panel < p.panels; panel++) {
+                    const size_t row = gemm_panel_row(&p, panel);
+                    gemm_pack(a_packed + panel * GEMM_TILE_ROWS * kc, &g->a, row, gemm_panel_row(&p, panel + 1) - row, k0, kc,
+                              GEMM_TILE_ROWS);
+                }
+                gemm_chunk(g, &p, col, min_size(col + col_step, block->end_col), k0, kc, a_packed, b_packed, sums,
+                           one_chunk ? 0 : GEMM_TILE_ROWS * GEMM_TILE_COLS);
+            }
+        }
+    }
+}
+
+// How many of `threads` blocks lie along the rows of out: the largest block should be small, and nearly square, since what
+// is packed for it grows with the sum of its sides.
+static inline size_t gemm_row_blocks(const Gemm *g, size_t threads) {
+    size_t best = 1;
+    double best_cost = 0;
+    for (size_t by_rows = 1; by_rows <= threads; by_rows++) {
+        if (threads % by_rows != 0) continue;
+        const double rows = (double)ceil_div(ceil_div(g->M, GEMM_TILE_ROWS), by_rows) * GEMM_TILE_ROWS;
+        const double cols = (double)ceil_div(ceil_div(g->N, GEMM_TILE_COLS), threads / by_rows) * GEMM_TILE_COLS;
+        const double cost = rows * cols + 8 * (rows + cols);  // packing an element costs about 8 products of it
+        if (best_cost == 0 || cost < best_cost) {
+            best = by_rows;
+            best_cost = cost;
+        }
+    }
+    return best;
+}
+
+// Share `i` of `parts` of n, cut at multiples of `step`.
+static inline size_t gemm_cut(size_t n, size_t step, size_t i, size_t parts) {
+    return min_size(n, ceil_div(n, step) * i / parts * step);
+}
+
+static inline void gemm(MatmulScratch *scratch, const Gemm *g) {
+    const double flops = 2.0 * (double)g->M * (double)g->N * (double)g->K;
+    int threads = thread_count() < scratch->threads ? thread_count() : scratch->threads;
+    if (flops < GEMM_THREAD_FLOPS * threads) threads = (int)(flops / GEMM_THREAD_FLOPS) + 1;
+    const size_t blocks = (size_t)threads, row_blocks = gemm_row_blocks(g, blocks), col_blocks = blocks / row_blocks;
+    // One block an iteration, whatever number of threads the system then grants.
+#pragma omp parallel for schedule(static, 1) num_threads(threads) if (threads > 1)
+    for (size_t i = 0; i < blocks; i++) {
+        const size_t r = i % row_blocks, c = i / row_blocks;
+        GemmBlock block = {gemm_cut(g->M, GEMM_TILE_ROWS, r, row_blocks), gemm_cut(g->M, GEMM_TILE_ROWS, r + 1, row_blocks),
+                           gemm_cut(g->N, GEMM_TILE_COLS, c, col_blocks), gemm_cut(g->N, GEMM_TILE_COLS, c + 1, col_blocks)};
+        if (block.first_row < block.end_row && block.first_col < block.end_col)
+            gemm_block(g, &block, scratch->memory + i * matmul_scratch_thread_elems());
+    }
+}
+
+// ----------------------------------------------------------------------------------------------------------------
+// The linear layer. Weights are (OC, C), so that a forward output's weights are contiguous.
+
+// out (N, OC) = round_act(inp (N, C) . weight (OC, C)^T + bias (OC) or NULL)
+static inline void matmul_forward(MatmulScratch *scratch, float *out, const float *inp, const float *weight,
+                                  const float *bias, size_t N, size_t C, size_t OC) {
+    Gemm g = {N, OC, C, {inp, C, 1}, {weight, C, 1}, out, OC, bias, 1.0f, GEMM_CHUNK, 0, ROUND_ACT};
+    gemm(scratch, &g);
+}
+
+// dinp (N, C) = round_grad(dout (N, OC) . weight (OC, C)); with accumulate, dinp = round_grad(dinp + the product)
+static inline void matmul_backward_input(MatmulScratch *scratch, float *dinp, const float *dout, const float *weight,
+                                         size_t N, size_t C, size_t OC, int accumulate) {
+    Gemm g = {N, C, OC, {dout, OC, 1}, {weight, 1, C}, dinp, C, NULL, 1.0f, GEMM_CHUNK, accumulate, ROUND_GRAD};
+    gemm(scratch, &g);
+}
+
+// dweight (OC, C) = dout (N, OC)^T . inp (N, C), or += with accumulate; fp32, never rounded
+static inline void matmul_backward_weight(MatmulScratch *scratch, float *dweight, const float *dout, const float *inp,
+                                          size_t N, size_t C, size_t OC, int accumulate) {
+    Gemm g = {OC, C, N, {dout, 1, OC}, {inp, 1, C}, dweight, C, NULL, 1.0f, GEMM_CHUNK, accumulate, ROUND_NONE};
+    gemm(scratch, &g);
+}
+
+// Columns [first, end), at most MATMUL_BIAS_COLS, of matmul_backward_bias. Rows are added in groups of 4, groups in blocks of
+// MATMUL_BIAS_ROWS: rounding errors then grow with the square root of the block, not of N.
+#define MATMUL_BIAS_COLS ((size_t)256)
+#define MATMUL_BIAS_ROWS ((size_t)64)
+static inline void matmul_bias_columns(float *RESTRICT dbias, const float *RESTRICT dout, size_t N, size_t OC, size_t first,
+                                       size_t end, int accumulate) {
+    float total[MATMUL_BIAS_COLS] = {0};
+    const size_t cols = end - first;
+    for (size_t block = 0; block < N; block += MATMUL_BIAS_ROWS) {
+        const size_t block_end = min_size(block + MATMUL_BIAS_ROWS, N);
+        float part[MATMUL_BIAS_COLS] = {0};
+        size_t i = block;
+        for (; i + 4 <= block_end; i += 4) {
+            const float *row = dout + i * OC + first;
+            for (size_t j = 0; j < cols; j++)
+                part[j] += (row[j] + row[OC + j]) + (row[2 * OC + j] + row[3 * OC + j]);
+        }
+        for (; i < block_end; i++)
+            for (size_t j = 0; j < cols; j++) part[j] += dout[i * OC + first + j];
+        for (size_t j = 0; j < cols; j++) total[j] += part[j];
+    }
+    for (size_t j = 0; j < cols; j++) dbias[first + j] = accumulate ? dbias[first + j] + total[j] : total[j];
+}
+
+// dbias (OC) = column sums of dout (N, OC), or += with accumulate; fp32. Each column is summed by one thread in an order
+// that depends on N alone.
+static inline void matmul_backward_bias(float *dbias, const float *dout, size_t N, size_t OC, int accumulate) {
+#pragma omp parallel for schedule(static) if (N * OC > 20000)
+    for (size_t first = 0; first < OC; first += MATMUL_BIAS_COLS)
+        matmul_bias_columns(dbias, dout, N, OC, first, min_size(first + MATMUL_BIAS_COLS, OC), accumulate);
+}
+
+// ----------------------------------------------------------------------------------------------------------------
+// Decoding: one row of activations, so every weight is read once and used once
+
+// round_operand() in each lane; a plain copy, which the compiler removes, where that is the identity.
+ALWAYS_INLINE vecf vec_round_operand(vecf x) {
+    float lanes[VEC_WIDTH];
+    vec_store(lanes, x);
+    for (int i = 0; i < VEC_WIDTH; i++) lanes[i] = round_operand(lanes[i]);
+    return vec_load(lanes);
+}
+
+// sums[r] = weight row r . inp for `rows` (a constant) neighbouring rows: several independent sums hide the FMA's latency.
+ALWAYS_INLINE void matvec_rows(float *sums, const float *weight, const float *inp, size_t C, const int rows) {
+    vecf acc[4];
+    for (int r = 0; r < rows; r++) acc[r] = vec_zero();
+    size_t c = 0;
+    for (; c + VEC_WIDTH <= C; c += VEC_WIDTH) {
+        const vecf x = vec_round_operand(vec_load(inp + c));
+        for (int r = 0; r < rows; r++)
+            acc[r] = vec_fma(vec_round_operand(vec_load(weight + (size_t)r * C + c)), x, acc[r]);
+    }
+    if (c < C) {
+        const vecf x = vec_round_operand(vec_load_partial(inp + c, C - c));
+        for (int r = 0; r < rows; r++)
+            acc[r] = vec_fma(vec_round_operand(vec_load_partial(weight + (size_t)r * C + c, C - c)), x, acc[r]);
+    }
+    for (int r = 0; r < rows; r++) sums[r] = vec_sum(acc[r]);
+}
+
+// out (OC) = round_act(weight (OC, C) . inp (C) + bias (OC) or NULL): matmul_forward for N = 1 at the speed of memory. Its
+// order of summation is its own (VEC_WIDTH interleaved sums), the same for any number of threads.
+static inline void matvec_forward(float *out, const float *inp, const float *weight, const float *bias, size_t C,
+                                  size_t OC) {
+    const size_t groups = ceil_div(OC, 4);
+#pragma omp parallel for schedule(static) if (C * OC > 50000)
+    for (size_t group = 0; group < groups; group++) {
+        const size_t first = group * 4, rows = min_size(4, OC - first);
+        float sums[4];
+        if (rows == 4)
+            matvec_rows(sums, weight + first * C, inp, C, 4);
+        else
+            for (size_t r = 0; r < rows; r++) matvec_rows(sums + r, weight + (first + r) * C, inp, C, 1);
+        for (size_t r = 0; r < rows; r++) out[first + r] = round_act(bias ? sums[r] + bias[first + r] : sums[r]);
+    }
+}
+
+#undef SCRATCH_A
+#undef SCRATCH_B
+#undef SCRATCH_SUMS
+
+CPU_TWIN_END
+
+#endif

@@ -37,6 +37,7 @@ CPU_TWIN_BEGIN
 #define GEMM_CHUNK ((size_t)256)                        // of K; the longest chunk a caller may ask for
 #define GEMM_ROWS ((size_t)(280 / GEMM_TILE_ROWS * GEMM_TILE_ROWS))  // packed a: GEMM_ROWS x GEMM_CHUNK floats, in L2
 #define GEMM_COLS ((size_t)1024)                        // running sums of more than one chunk: GEMM_ROWS x GEMM_COLS
+#define GEMM_LINE ((size_t)16)                          // floats in a cache line
 #define GEMM_THREAD_FLOPS 1e5                           // a thread with less to do than this costs more than it gives
 
 // ----------------------------------------------------------------------------------------------------------------
@@ -104,8 +105,8 @@ typedef struct {
 ALWAYS_INLINE void gemm_pack_transposed(float *RESTRICT panel, const GemmOperand *x, size_t first, size_t count,
                                         size_t k0, size_t kc, const int width) {
     const float *data = x->data + first * x->outer_stride + k0;
-    size_t k = 0;
-    for (; k + VEC_WIDTH <= kc; k += VEC_WIDTH) {
+    const size_t whole = kc / VEC_WIDTH * VEC_WIDTH;
+    for (size_t k = 0; k < whole; k += VEC_WIDTH) {
         // A block's stores overlap the next k's first lanes where width is no multiple of VEC_WIDTH; going from the last
         // group of lanes to the first, and upwards in k, the right values come last.
         for (int group = (width - 1) / VEC_WIDTH * VEC_WIDTH; group >= 0; group -= VEC_WIDTH) {
@@ -117,7 +118,7 @@ ALWAYS_INLINE void gemm_pack_transposed(float *RESTRICT panel, const GemmOperand
             for (int i = 0; i < VEC_WIDTH; i++) vec_store(panel + (k + (size_t)i) * (size_t)width + group, block[i]);
         }
     }
-    for (; k < kc; k++)
+    for (size_t k = whole; k < kc; k++)
         for (int i = 0; i < width; i++)
             panel[k * (size_t)width + (size_t)i] = (size_t)i < count ? data[(size_t)i * x->outer_stride + k] : 0.0f;
 }
@@ -145,6 +146,18 @@ ALWAYS_INLINE void gemm_pack(float *RESTRICT panel, const GemmOperand *x, size_t
     else
         gemm_pack_copied(panel, x, first, count, k0, kc, width);
     for (size_t i = 0; i < kc * (size_t)width; i++) panel[i] = round_operand(panel[i]);  // no code where it is the identity
+}
+
+// Asks for share `part` of `parts` of the memory that gemm_pack() with the same arguments will read. Packing a few columns
+// of a matrix that lies in memory, not in cache, would otherwise wait for every line of it.
+static inline void gemm_prefetch(const GemmOperand *x, size_t first, size_t count, size_t k0, size_t kc, size_t part,
+                                 size_t parts) {
+    const int along_k = x->k_stride == 1;
+    const size_t lines = along_k ? count : kc, length = along_k ? kc : count;
+    const size_t stride = along_k ? x->outer_stride : x->k_stride;
+    const float *data = x->data + first * x->outer_stride + k0 * x->k_stride;
+    for (size_t i = lines * part / parts; i < lines * (part + 1) / parts; i++)
+        for (size_t j = 0; j < length; j += GEMM_LINE) __builtin_prefetch(data + i * stride + j, 0, 2);
 }
 
 // sums (rows, vectors * VEC_WIDTH, rows GEMM_TILE_COLS apart) = a's panel . b's panel, or += where `add`. rows and vectors are
@@ -245,11 +258,24 @@ static inline size_t gemm_panel_row(const GemmPanels *p, size_t panel) {
 static inline void gemm_chunk(const Gemm *g, const GemmPanels *p, size_t first_col, size_t end_col, size_t k0, size_t kc,
                               const float *a_packed, float *b_packed, float *sums, size_t sums_step) {
     const int first = k0 == 0, last = k0 + kc == g->K;
+    const size_t next_kc = min_size(g->k_chunk, g->K - k0 - kc);
     for (size_t col = first_col; col < end_col; col += GEMM_TILE_COLS) {
         const size_t cols = min_size(GEMM_TILE_COLS, end_col - col);
         gemm_pack(b_packed, &g->b, col, cols, k0, kc, GEMM_TILE_COLS);
         for (size_t panel = 0; panel < p->panels; panel++, sums += sums_step) {
             const size_t row = gemm_panel_row(p, panel), rows = gemm_panel_row(p, panel + 1) - row;
+            if (col + GEMM_TILE_COLS < end_col)
+                gemm_prefetch(&g->b, col + GEMM_TILE_COLS, min_size(GEMM_TILE_COLS, end_col - col - GEMM_TILE_COLS), k0, kc,
+                              panel, p->panels);
+            else if (!last)
+                gemm_prefetch(&g->b, first_col, min_size(GEMM_TILE_COLS, end_col - first_col), k0 + kc, next_kc, panel,
+                              p->panels);
+            if (!first)
+                for (size_t i = 0; i < rows * GEMM_TILE_COLS; i += GEMM_LINE) __builtin_prefetch(sums + i, 1);
+            if (last)
+                for (size_t i = 0; i < rows; i++)
+                    for (size_t j = 0; j < cols; j += GEMM_LINE)
+                        __builtin_prefetch(g->out + (row + i) * g->out_stride + col + j, 1);
             gemm_tile_any(sums, a_packed + panel * GEMM_TILE_ROWS * kc, b_packed, kc, !first, rows, cols);
             if (last) gemm_store(g, sums, row, col, rows, cols);
         }
@@ -275,6 +301,10 @@ static inline void gemm_block(const Gemm *g, const GemmBlock *block, float *scra
                 const size_t kc = min_size(g->k_chunk, g->K - k0);
                 for (size_t panel = 0; panel < p.panels; panel++) {
                     const size_t row = gemm_panel_row(&p, panel);
+                    if (panel + 1 < p.panels) {
+                        const size_t nr = gemm_panel_row(&p, panel+1);
+                        gemm_prefetch(&g->a, nr, gemm_panel_row(&p, panel + 2) - nr, k0, kc, 0, 1);
+                    }
                     gemm_pack(a_packed + panel * GEMM_TILE_ROWS * kc, &g->a, row, gemm_panel_row(&p, panel + 1) - row, k0, kc,
                               GEMM_TILE_ROWS);
                 }

@@ -136,6 +136,7 @@ $(B)/flags: FORCE
 
 UNIT_TESTS  := $(basename $(notdir $(wildcard dev/test/test_*.c)))
 SHELL_TESTS := $(wildcard dev/test/test_*.sh)
+EXHAUSTIVE  := $(basename $(notdir $(wildcard dev/test/exhaustive_*.c)))
 BENCHES     := $(basename $(notdir $(wildcard dev/bench/bench_*.c)))
 MODEL_TEST  := $(basename $(wildcard test_gpt.c))
 PROGRAMS    := $(basename $(wildcard train_gpt.c)) $(basename $(notdir $(wildcard data/tokenize.c)))
@@ -151,7 +152,7 @@ $(B)/%: dev/bench/%.c $(B)/flags
 	$(BUILD_PROGRAM)
 -include $(wildcard $(B)/*.d)
 
-.PHONY: all train_gpt tokenize test_gpt data run test bench check-headers format clean help
+.PHONY: all train_gpt tokenize test_gpt data run test test-exhaustive bench check-headers format clean help
 all: $(PROGRAMS)
 
 # The links point at the configuration asked for last.
@@ -185,8 +186,11 @@ run: train_gpt data
 wanted     = $(if $(TESTS),$(foreach test,$(TESTS),$(filter %test_$(test) %test_$(test).sh,$(1))),$(1))
 RUN_UNIT  := $(addprefix $(B)/,$(call wanted,$(UNIT_TESTS) $(MODEL_TEST)))
 RUN_SHELL := $(call wanted,$(SHELL_TESTS))
-test: $(if $(RUN_SHELL),$(PROGRAMS)) $(RUN_UNIT)
+test: $(if $(strip $(RUN_SHELL)),$(PROGRAMS)) $(RUN_UNIT)
 	@BUILD=$(B) sh dev/test/run.sh $(RUN_UNIT) $(RUN_SHELL)
+
+test-exhaustive: $(addprefix $(B)/,$(EXHAUSTIVE))
+	@TEST_TIMEOUT=36000 sh dev/test/run.sh $^
 
 bench: $(PROGRAMS) $(addprefix $(B)/,$(BENCHES))
 	@set -e; for bench in $(BENCHES); do echo "== $$bench"; BUILD=$(B) $(B)/$$bench; done
@@ -205,6 +209,7 @@ Targets
   all            ./train_gpt and data/tokenize (the default)
   run            build, make the embedded dataset, train on it for about a minute, sample, plot
   test           every unit test, then every shell test; ends with 'N passed, N failed'
+  test-exhaustive  what takes minutes: every fast number conversion on all 2^32 floats
   test_gpt       build ./test_gpt, the trainer against reference numbers
   data           the embedded dataset, data/self_train_000000.bin and data/self_val_000000.bin
   bench          build and run dev/bench/*.c

@@ -131,12 +131,14 @@
 // clang-format on
 
 // OPTION_train, OPTION_val, ...: what options_given() asks about; OPTION_COUNT is how many there are.
+// clang-format off
 enum {
 #define X(group, name, alias, type, field, ...) OPTION_##field,
     OPTIONS(X)
 #undef X
-        OPTION_COUNT
+    OPTION_COUNT
 };
+// clang-format on
 
 typedef const char *OptionFieldTEXT;
 typedef size_t OptionFieldCOUNT;

@@ -37,6 +37,7 @@ typedef struct {
     uint64_t tokens;
     uint64_t first_sample;  // number of its first sample in file order
     int token_bytes;        // 2 or 4
+    size_t recorded_V;      // vocabulary noted in the header by data/tokenize; 0: not noted (llm.c's files)
 } DataShard;
 
 typedef struct {
@@ -172,6 +173,7 @@ static inline int tokens_open(DataShard *shard, size_t V, const char *option) {
             "try: download or make the file again", option, path, header.word[2]);
     shard->tokens = header.word[2];  // unsigned: llm.c's int32 count, and files up to 4 billion tokens
     shard->token_bytes = magic == TOKENS_MAGIC_UINT16 ? 2 : 4;
+    shard->recorded_V = header.word[3];
     tokens_check_size(option, path, shard->tokens, (uint64_t)shard->token_bytes, file_bytes);
     if (shard->token_bytes == 2 && V > 65536)
         die("%s '%s': the file has 2-byte ids, which end at 65535, but the vocabulary is %zu\n"
@@ -209,6 +211,7 @@ static inline void dataloader_open_paths(DataLoader *dl, char *const *paths, siz
         close(tokens_open(shard, V, option_name));
         dl->total_tokens += shard->tokens;
         dl->samples_per_epoch += (shard->tokens - 1) / T;
+        if (V == 0) dl->V = max_size(dl->V, shard->recorded_V);
     }
 }
 
@@ -219,7 +222,8 @@ static inline int dataloader_glob_error(const char *path, int error) {
 
 // Opens every token file that matches `pattern` (shell wildcards; one plain path is fine), in the order of their names
 // by bytes, for samples of T tokens. Headers are read and checked here; whatever is wrong ends the program with
-// `option_name` ("--train") and the file in the message. `shuffle` 0: every epoch in file order. V: vocabulary.
+// `option_name` ("--train") and the file in the message. `shuffle` 0: every epoch in file order. V: vocabulary;
+// 0 takes the one noted in the files (dl->V is still 0 where none is: set it before fetching).
 // Holds T + 1 ids of memory; no file is read ahead. Close with dataloader_close().
 static inline void dataloader_open(DataLoader *dl, const char *pattern, size_t T, uint64_t seed, int shuffle, size_t V,
                                    const char *option_name) {
@@ -285,7 +289,7 @@ static inline void dataloader_require(const DataLoader *dl, size_t B, size_t ran
     char why[160] = "", how[160], ranks_text[48] = "";
     size_t fit_B = (size_t)(dl->samples_per_epoch / ranks), fit_T = dataloader_largest_seq(dl, needed);
     if (dl->num_shards > 1)
-        snprintf(why, sizeof why, "\nwhy: in %llu files they make %llu samples of %zu tokens; a sample lies in one file",
+        snprintf(why, sizeof why, "\nwhy: %llu files make %llu samples of %zu tokens; a sample lies in one file",
                  (unsigned long long)dl->num_shards, (unsigned long long)dl->samples_per_epoch, dl->T);
     if (ranks > 1) snprintf(ranks_text, sizeof ranks_text, " x %zu ranks", ranks);
     if (fit_B && fit_T) snprintf(how, sizeof how, "--batch %zu or --seq %zu, or more text", fit_B, fit_T);

@@ -81,6 +81,7 @@ static inline size_t run_log_format(char *line, const RunRecord *record) {
 // a whole number, else 0. Strings and nesting are followed, so that a "step" inside either does not count.
 static inline int run_log_line_step(const char *line, size_t bytes, uint64_t *step) {
     int depth = 0, found = 0, ended = 0;
+    *step = 0;
     for (size_t i = 0; i < bytes; i++) {
         char c = line[i];
         if (ended && !strchr(" \t\r\n", c)) return 0;  // strchr also finds the terminating 0 of its text
@@ -89,15 +90,17 @@ static inline int run_log_line_step(const char *line, size_t bytes, uint64_t *st
         if (c == '}' || c == ']') ended = --depth == 0;
         if (c != '"') continue;
         size_t start = i + 1;
-        for (i = start; i < bytes && line[i] != '"'; i++)
+        for (i = start; i < bytes && line[i] != '"'; i++) {
+            if ((unsigned char)line[i] < 32) return 0;  // no JSON string holds a raw control character
             if (line[i] == '\\') i++;
+        }
         if (depth != 1 || found || i >= bytes || i - start != 4 || memcmp(line + start, "step", 4) != 0) continue;
         size_t at = i + 1;
         while (at < bytes && (line[at] == ' ' || line[at] == '\t')) at++;
         if (at >= bytes || line[at] != ':') continue;  // a value, not a key
         for (at++; at < bytes && (line[at] == ' ' || line[at] == '\t');) at++;
         size_t digits = at;
-        for (*step = 0; at < bytes && line[at] >= '0' && line[at] <= '9'; at++)
+        for (; at < bytes && line[at] >= '0' && line[at] <= '9'; at++)
             if (__builtin_mul_overflow(*step, (uint64_t)10, step) ||
                 __builtin_add_overflow(*step, (uint64_t)(line[at] - '0'), step)) return 0;
         if (at == digits || at >= bytes || !strchr(",} \t", line[at])) return 0;

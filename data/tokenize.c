@@ -591,6 +591,7 @@ static void tokenize(const Options *o) {
     double started = now_seconds();
     reader_open(&reader, o, &t);
     tokenizer_load(&t, o->vocab ? o->vocab : o->tokenizer);
+    tokenizer_require_encode(&t);
     for (int split = 0; split < SPLITS; split++) {
         ShardWriter *w = &writers[split];
         w->prefix = o->out;
@@ -655,7 +656,9 @@ static void decode(const Options *o) {
     Tokenizer t;
     for (size_t f = 0; f < o->input_count; f++) {
         uint32_t header[TOKENS_HEADER_INTS];
-        DataShard shard = {checked_strdup(o->inputs[f]), 0, 0, 0};
+        DataShard shard;
+        memset(&shard, 0, sizeof shard);
+        shard.path = checked_strdup(o->inputs[f]);
         FILE *file = fdopen(tokens_open(&shard, 0, "tokens"), "rb");
         if (!file) die("cannot open '%s': %s", shard.path, strerror(errno));
         file_read(file, header, sizeof header, shard.path);

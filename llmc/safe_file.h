@@ -37,8 +37,12 @@ static inline void message_add(Message *message, const char *fmt, ...) {
 
 // "DIR/NAME" into `path` (SAFE_PATH_BYTES); 0 where that is too long.
 static inline int path_join(char *path, const char *dir, const char *name) {
-    int n = snprintf(path, SAFE_PATH_BYTES, "%s/%s", dir, name);
-    return n > 0 && n < SAFE_PATH_BYTES;
+    size_t dir_bytes = strlen(dir), name_bytes = strlen(name);
+    if (dir_bytes + 1 + name_bytes >= SAFE_PATH_BYTES) return 0;
+    memmove(path, dir, dir_bytes);
+    path[dir_bytes] = '/';
+    memcpy(path + dir_bytes + 1, name, name_bytes + 1);
+    return 1;
 }
 
 // ----------------------------------------------------------------------------------------------------------------

@@ -81,4 +81,79 @@ static inline size_t parameter_count(const GPTConfig *config) {
     return count - (config->Vp - config->V) * config->C;
 }
 
+// ----------------------------------------------------------------------------------------------------------------
+// Activations of one micro-batch of N = B * T tokens, `layers` blocks of `elems` floats each. `recompute` 1 keeps one
+// layer's GELU output and makes it again in the backward pass, 2 the layernorm outputs too.
+
+// Rows of logits held at once: the classifier works through B*T in chunks, so that B*T*Vp floats never exist together.
+#define LOGITS_CHUNK_ROWS ((size_t)256)
+
+typedef struct {
+    size_t B, T;
+    int recompute;
+} BatchShape;
+
+//     name       layers                      elems
+#define GPT_ACTIVATIONS(X)                                                                                       \
+    X(encoded,    1,                            N * config->C)        /* wte[token] + wpe[position] */             \
+    X(ln1,        shape->recompute < 2 ? config->L : 1, N * config->C)                                           \
+    X(ln1_mean,   config->L,                    N)                                                               \
+    X(ln1_rstd,   config->L,                    N)                                                               \
+    X(qkv,        config->L,                    N * 3 * config->C)                                               \
+    X(att,        config->L,                    N * config->C)        /* attention output before its projection */ \
+    X(lse,        config->L,                    N * config->NH)       /* log-sum-exp of each row of scores */      \
+    X(residual2,  config->L,                    N * config->C)        /* after attention */                        \
+    X(ln2,        shape->recompute < 2 ? config->L : 1, N * config->C)                                           \
+    X(ln2_mean,   config->L,                    N)                                                               \
+    X(ln2_rstd,   config->L,                    N)                                                               \
+    X(fch,        config->L,                    N * 4 * config->C)    /* before GELU */                            \
+    X(fch_gelu,   shape->recompute < 1 ? config->L : 1, N * 4 * config->C)                                       \
+    X(residual3,  config->L,                    N * config->C)        /* after the MLP */                          \
+    X(lnf,        1,                            N * config->C)                                                   \
+    X(lnf_mean,   1,                            N)                                                               \
+    X(lnf_rstd,   1,                            N)                                                               \
+    X(branch,     1,                            N * config->C)        /* a projection, until added to the stream */ \
+    X(logits,     1,                            min_size(N, LOGITS_CHUNK_ROWS) * config->Vp) /* then dlogits */    \
+    X(losses,     1,                            N)                                                               \
+    X(dresidual,  1,                            N * config->C)        /* gradient of the residual stream */        \
+    X(dnorm,      1,                            N * config->C)        /* dlnf, dln2, datt, dln1 in turn */         \
+    X(dhidden,    1,                            N * 4 * config->C)    /* dfch_gelu, dfch, then dqkv */
+
+#define GPT_ACTIVATION_COUNT 23
+
+typedef struct {
+    const char *name;
+    size_t layers, elems;  // elems of one layer
+} ActivationInfo;
+
+typedef struct {
+#define X(name, ...) float *name;
+    GPT_ACTIVATIONS(X)
+#undef X
+} Activations;
+
+static inline void activation_table(const GPTConfig *config, const BatchShape *shape,
+                                    ActivationInfo table[GPT_ACTIVATION_COUNT]) {
+    size_t i = 0, N = size_mul(shape->B, shape->T);
+#define X(name, layers, elems)                            \
+    {                                                     \
+        ActivationInfo info = {#name, layers, elems};     \
+        table[i++] = info;                                \
+    }
+    GPT_ACTIVATIONS(X)
+#undef X
+}
+
+// Takes each activation's room from `arena` (or only counts, while planning).
+static inline void activations_take(Activations *acts, Arena *arena, const GPTConfig *config, const BatchShape *shape) {
+    ActivationInfo table[GPT_ACTIVATION_COUNT];
+    size_t i = 0;
+    activation_table(config, shape, table);
+#define X(name, ...)                                                                                          \
+    acts->name = (float *)arena_take(arena, size_mul(table[i].layers, table[i].elems), sizeof(float));        \
+    i++;
+    GPT_ACTIVATIONS(X)
+#undef X
+}
+
 #endif

@@ -234,6 +234,15 @@ static inline void set_thread_count(int threads) {
 #endif
 }
 
+// Said beside the thread count.
+static inline const char *thread_count_note(void) {
+#ifdef _OPENMP
+    return "";
+#else
+    return ", built without OpenMP";
+#endif
+}
+
 // This thread's number within a parallel region.
 static inline int thread_index(void) {
 #ifdef _OPENMP

@@ -1,0 +1,88 @@
+// evaluate.h: the two things a run does with its model besides training it: the validation loss, and generated text.
+//
+// Included by trainer.h after the trainer has defined its Model (the contract is described there). Neither touches the
+// optimizer, the gradients or the training data's position, so a run with and without them trains bit for bit alike.
+#ifndef LLMC_EVALUATE_H
+#define LLMC_EVALUATE_H
+
+#include <signal.h>
+
+#include "dataloader.h"
+#include "rand.h"
+#include "sampler.h"
+#include "tokenizer.h"
+
+// --val-steps counts groups of this many sequences, so that the tokens it stands for do not depend on --batch.
+#define VAL_STEP_SEQUENCES ((uint64_t)16)
+
+// Host buffers of one micro-batch: B*T tokens each.
+typedef struct {
+    int32_t *inputs, *targets;
+    float *losses;
+} BatchBuffers;
+
+// Mean loss per token over the first `sequences` sequences of `val`, at most B at a time. Each sequence is summed in
+// double, sequences are added in order: the same bits whatever B. NaN if *stop became set before the end.
+static inline double evaluate(Model *model, DataLoader *val, uint64_t sequences, size_t B, size_t T,
+                              BatchBuffers *buffers, volatile sig_atomic_t *stop) {
+    double total = 0.0;
+    for (uint64_t first = 0; first < sequences; first += B) {
+        size_t count = (size_t)(sequences - first < B ? sequences - first : B);
+        if (*stop) return NAN;
+        dataloader_fetch(val, first, count, buffers->inputs, buffers->targets);
+        model_forward(model, buffers->inputs, buffers->targets, count, T, 0.0f);
+        model_losses(model, buffers->losses);
+        for (size_t b = 0; b < count; b++) {
+            double sum = 0.0;
+            for (size_t t = 0; t < T; t++) sum += (double)buffers->losses[b * T + t];
+            total += sum;
+        }
+    }
+    return total / ((double)sequences * (double)T);
+}
+
+// What generating text needs, allocated once. `tokenizer` NULL: token ids are printed instead of text.
+typedef struct {
+    SamplerParams params;
+    uint64_t seed;
+    size_t length;  // tokens to generate
+    const Tokenizer *tokenizer;
+    int32_t *prompt;  // starts the text: the --prompt, or a single end-of-text token
+    size_t prompt_tokens;
+    size_t V;
+    int32_t end_of_text;  // -1: none
+    float *logits;
+    SamplerCandidate *scratch;
+} Generator;
+
+static inline void generator_print(const Generator *g, int32_t token, FILE *out) {
+    size_t bytes = 0;
+    if (!g->tokenizer) {
+        fprintf(out, "%d ", token);
+        return;
+    }
+    const unsigned char *text = tokenizer_decode(g->tokenizer, token, &bytes);
+    fwrite(text, 1, bytes, out);
+}
+
+// Prints the prompt and g->length tokens sampled after it (fewer if the text ends itself). The coins depend on the
+// sampling seed and `step` alone, so training is the same whether and however much is sampled.
+static inline void generate(Model *model, const Generator *g, uint64_t step, FILE *out, volatile sig_atomic_t *stop) {
+    int32_t token = g->prompt[0];
+    for (size_t pos = 0; pos < g->prompt_tokens + g->length; pos++) {
+        if (pos > 0 || token != g->end_of_text) generator_print(g, token, out);
+        if (*stop || pos + 1 == g->prompt_tokens + g->length) break;
+        model_logits(model, token, pos, g->logits);
+        if (pos + 1 < g->prompt_tokens) {
+            token = g->prompt[pos + 1];
+            continue;
+        }
+        float coin = rand_uniform(g->seed, RAND_SAMPLE, 0, (uint32_t)step, pos);
+        token = (int32_t)sample_token(g->logits, g->V, &g->params, coin, g->scratch);
+        if (token == g->end_of_text) break;
+    }
+    fputc('\n', out);
+    fflush(out);
+}
+
+#endif

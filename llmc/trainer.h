@@ -1,0 +1,562 @@
+// trainer.h: the run around a model: options -> data -> steps -> evaluation, samples, checkpoints, log.
+//
+// Written once for every trainer. train_gpt.c (and a GPU twin) define `Model` and these functions, then include this
+// header and call trainer_main():
+//
+//     model_plan(m, config, shape, decode_T)   work out every arena, allocate nothing
+//     model_arenas(m, arenas)                  the arenas, for the memory plan
+//     model_create(m), model_destroy(m)        allocate, free
+//     model_init_weights(m, seed)              GPT-2's random start
+//     model_forward(m, inputs, targets, B, T, dloss)   losses; with dloss != 0 model_backward(m) must follow
+//     model_losses(m, losses)                  the (B, T) losses of that pass
+//     model_zero_grad(m)                       the next backward pass starts a new sum
+//     model_grad_norm(m, &nonfinite)           norm of the accumulated gradients
+//     model_update(m, hyper)                   one AdamW step
+//     model_checkpoint_list(m, list)           the tensors a checkpoint holds
+//     model_logits(m, token, pos, logits)      one token of text generation
+//     model_first_nonfinite(m, text, bytes)    where a forward pass broke
+#ifndef LLMC_TRAINER_H
+#define LLMC_TRAINER_H
+
+#include <math.h>
+#include <signal.h>
+
+#include "dataloader.h"
+#include "evaluate.h"
+#include "init_weights.h"
+#include "options.h"
+#include "progress.h"
+#include "run_log.h"
+#include "schedule.h"
+#include "tokenizer.h"
+#include "train_state.h"
+
+#define GPT2_VOCAB ((size_t)50257)
+#define EXIT_INTERRUPTED 3           // a signal ended the run; its state was saved
+#define MAX_NONFINITE_IN_ROW 3       // then the run ends: neither data nor time heals a broken forward pass
+#define MAX_SKIPPED_IN_ROW 50        // spikes: the loss has moved to where every step looks like one
+
+typedef struct {
+    Options options;
+    InitWeights init;
+    GPTConfig config;
+    Schedule schedule;
+    Model model;
+    DataLoader train, val;
+    uint64_t val_sequences;  // of a validation; 0: none
+    Tokenizer tokenizer;
+    int has_tokenizer;
+    Generator generator;
+    BatchBuffers buffers;
+    size_t B, T, micro_batches;  // a step is `micro_batches` passes over B sequences of T tokens
+    uint64_t total_steps;
+    TrainState state;
+    Progress progress;
+    RunLog log;
+    Checkpointer checkpointer;
+    CheckpointTensor *tensors;
+    uint64_t saved_step;  // of the newest checkpoint
+    double lr;            // of the step that just ran
+    double loss, norm;
+    double val_loss;      // NaN: not taken at this step
+    int clipped, update_skipped;
+    const char *note;     // what a person should know about the step
+} Trainer;
+
+static inline int keeps_files(const Trainer *t) { return t->options.out[0] != 0; }
+
+// ----------------------------------------------------------------------------------------------------------------
+// Signals: the first asks for an orderly end at the step's border, a second SIGINT ends the program at once.
+
+static inline volatile sig_atomic_t *stop_signal(void) {
+    static volatile sig_atomic_t signal_number;
+    return &signal_number;
+}
+
+static inline void on_signal(int signal_number) {
+    if (*stop_signal() && signal_number == SIGINT) _exit(128 + SIGINT);
+    *stop_signal() = signal_number;
+}
+
+static inline void install_signals(void) {
+    static const int signals[] = {SIGINT, SIGTERM, SIGUSR1};
+    struct sigaction action;
+    memset(&action, 0, sizeof action);
+    action.sa_handler = on_signal;
+    for (size_t i = 0; i < sizeof signals / sizeof *signals; i++) sigaction(signals[i], &action, NULL);
+}
+
+// ----------------------------------------------------------------------------------------------------------------
+// What the options ask for
+
+// The model's shape: with the weights of --init where given, else from the options; V may still be 0 (setup_data).
+static inline void setup_config(Trainer *t) {
+    const Options *o = &t->options;
+    GPTConfig *config = &t->config;
+    if (o->init[0]) {
+        static const int fixed[] = {OPTION_model, OPTION_layers, OPTION_heads, OPTION_channels, OPTION_vocab,
+                                    OPTION_max_seq};
+        for (size_t i = 0; i < sizeof fixed / sizeof *fixed; i++)
+            if (options_given(o, fixed[i]))
+                die_usage("--%s cannot be given together with --init\nwhy: the shape comes with the weights",
+                          option_table()[fixed[i]].name);
+        Message message;
+        message_clear(&message);
+        if (init_weights_open(&t->init, o->init, &message) != CHECKPOINT_OK) die("--init: %s", message.text);
+        if (message.text[0]) warn("--init: %s", message.text);
+        *config = t->init.config;
+    } else {
+        config->L = o->layers;
+        config->NH = o->heads;
+        config->C = o->channels;
+        config->max_T = o->max_seq ? o->max_seq : o->seq;
+        config->V = o->vocab;
+    }
+    if (o->seq > config->max_T)
+        die_usage("--seq %zu is longer than the model's %zu positions\ntry: --seq %zu%s", o->seq, config->max_T,
+                  config->max_T, o->init[0] ? "" : ", or a longer --max-seq");
+}
+
+// The tokenizer that turns samples into text. Without --tokenizer: bytes where the model's ids are bytes, else none, and
+// samples are printed as ids.
+static inline void setup_tokenizer(Trainer *t) {
+    const Options *o = &t->options;
+    int given = options_given(o, OPTION_tokenizer);
+    if (!o->tokenizer[0] || (!given && t->config.V != BYTE_TOKENIZER_V)) return;
+    tokenizer_load(&t->tokenizer, o->tokenizer);
+    t->has_tokenizer = 1;
+}
+
+// Batch sizes: --total-batch in tokens is made of micro-batches of --batch x --seq.
+static inline void setup_batch(Trainer *t) {
+    const Options *o = &t->options;
+    size_t micro = size_mul(o->batch, o->seq), total = o->total_batch ? o->total_batch : micro;
+    if (total % micro != 0)
+        die_usage("--total-batch %zu is not a multiple of --batch %zu x --seq %zu = %zu tokens\ntry: --total-batch %zu",
+                  total, o->batch, o->seq, micro, max_size(1, total / micro) * micro);
+    t->B = o->batch;
+    t->T = o->seq;
+    t->micro_batches = total / micro;
+}
+
+static inline void setup_schedule(Trainer *t) {
+    const Options *o = &t->options;
+    schedule_parse(&t->schedule.kind, o->schedule);
+    t->schedule.peak_lr = o->lr;
+    t->schedule.warmup_steps = o->warmup;
+    t->schedule.total_steps = t->total_steps;
+    t->schedule.final_fraction = o->final_lr_fraction;
+    t->schedule.decay_fraction = o->decay_fraction;
+    schedule_check(&t->schedule);
+}
+
+// Opens the data. It also settles the vocabulary where --vocab and --init do not: the one noted in the token files,
+// GPT-2's where there is no note (llm.c's files have none).
+static inline void setup_data(Trainer *t) {
+    const Options *o = &t->options;
+    uint64_t per_step = (uint64_t)t->B * t->micro_batches;
+    dataloader_open(&t->train, o->train, t->T, o->seed, 1, t->config.V, "--train");
+    if (t->train.V == 0) t->train.V = GPT2_VOCAB;
+    config_set_vocab(&t->config, t->train.V);
+    config_check(&t->config);
+    dataloader_require(&t->train, t->B, 1);
+    double epoch_steps = (double)t->train.samples_per_epoch / (double)per_step * o->epochs;
+    if (!o->steps && epoch_steps > OPTION_MAX_COUNT) die_usage("--epochs %g makes too many steps", o->epochs);
+    t->total_steps = o->steps ? o->steps : (uint64_t)max_size(1, (size_t)epoch_steps);
+    if (!o->val[0] || !o->val_every) return;
+    dataloader_open(&t->val, o->val, t->T, o->seed, 0, t->config.V, "--val");
+    if (t->val.samples_per_epoch == 0)
+        die("--val '%s': the validation set is too small: no file has the %zu tokens of one sequence (--seq + 1)\n"
+            "try: a smaller --seq, more validation text, or --val '' to train without",
+            o->val, t->T + 1);
+    uint64_t wanted = o->val_steps ? o->val_steps * VAL_STEP_SEQUENCES : t->val.samples_per_epoch;
+    t->val_sequences = wanted < t->val.samples_per_epoch ? wanted : t->val.samples_per_epoch;
+}
+
+// What --prompt, or the end-of-text token a text begins after, is in ids.
+static inline void setup_generator(Trainer *t) {
+    const Options *o = &t->options;
+    Generator *g = &t->generator;
+    size_t bytes = strlen(o->prompt), V = t->config.V;
+    g->params.temperature = (float)o->temperature;
+    g->params.top_k = o->top_k;
+    g->params.top_p = (float)o->top_p;
+    sampler_check(&g->params);
+    g->seed = o->sample_seed;
+    g->length = o->sample_length;
+    g->V = V;
+    g->end_of_text = t->has_tokenizer && (size_t)t->tokenizer.end_of_text < V ? t->tokenizer.end_of_text : -1;
+    g->tokenizer = t->has_tokenizer ? &t->tokenizer : NULL;
+    if (bytes && !t->has_tokenizer)
+        die_usage("--prompt needs a tokenizer to turn text into ids\ntry: --tokenizer byte, or a vocabulary's path");
+    g->prompt = (int32_t *)checked_calloc(bytes + 1, sizeof *g->prompt, "the prompt");
+    g->prompt[0] = g->end_of_text >= 0 ? g->end_of_text : 0;
+    g->prompt_tokens = bytes ? tokenizer_encode(&t->tokenizer, NULL, o->prompt, bytes, g->prompt) : 1;
+    for (size_t i = 0; i < g->prompt_tokens; i++)
+        if ((size_t)g->prompt[i] >= V)
+            die_usage("--prompt: token %zu has id %d, the model knows %zu ids\nwhy: --tokenizer '%s' is not the one the "
+                      "data was made with", i, g->prompt[i], V, o->tokenizer);
+    if (!g->length || !o->sample_every) {
+        g->length = 0;
+        return;
+    }
+    if (g->prompt_tokens + g->length > t->config.max_T && (options_given(o, OPTION_sample_length) || bytes))
+        die_usage("--sample-length %zu after a prompt of %zu tokens is longer than the model's %zu positions\n"
+                  "try: --max-seq %zu, or a shorter sample", g->length, g->prompt_tokens, t->config.max_T,
+                  g->prompt_tokens + g->length);
+    g->length = min_size(g->length, t->config.max_T - g->prompt_tokens);
+    g->logits = (float *)checked_calloc(V, sizeof *g->logits, "logits of a sample");
+    g->scratch = (SamplerCandidate *)checked_calloc(sampler_scratch_bytes(V), 1, "sampling");
+}
+
+// ----------------------------------------------------------------------------------------------------------------
+// Plans, printed before anything is allocated
+
+static inline void print_plan(Trainer *t) {
+    Arena *arenas[8];
+    char text[32], count[32];
+    size_t total = 0, n = model_arenas(&t->model, arenas);
+    const GPTConfig *c = &t->config;
+    double tokens_per_step = (double)t->B * (double)t->T * (double)t->micro_batches;
+    printf("model: %zu layers, %zu channels, %zu heads, %zu positions, vocabulary %zu (padded to %zu): %s parameters\n",
+           c->L, c->C, c->NH, c->max_T, c->V, c->Vp, format_count(count, (double)parameter_count(c)));
+    printf("memory:\n");
+    for (size_t i = 0; i < n; i++) {
+        printf("  %-14s %12s\n", arenas[i]->name, format_bytes_text(text, (double)arenas[i]->used_bytes));
+        total += arenas[i]->used_bytes;
+    }
+    printf("  %-14s %12s   (%d thread%s%s)\n", "total", format_bytes_text(text, (double)total), thread_count(),
+           thread_count() == 1 ? "" : "s", thread_count_note());
+    printf("data: %llu shard%s, %s tokens to train on\n", (unsigned long long)t->train.num_shards,
+           t->train.num_shards == 1 ? "" : "s", format_count(count, (double)t->train.total_tokens));
+    double needed = tokens_per_step * (double)t->total_steps;
+    printf("  %llu steps of %zu x %zu x %zu = %.0f tokens need %s: %.2f epochs\n", (unsigned long long)t->total_steps,
+           t->micro_batches, t->B, t->T, tokens_per_step, format_count(count, needed),
+           needed / ((double)t->train.samples_per_epoch * (double)t->T));
+    if (t->val_sequences)
+        printf("  validation over %llu sequences, the same %s tokens each time\n",
+               (unsigned long long)t->val_sequences, format_count(count, (double)t->val_sequences * (double)t->T));
+    fflush(stdout);
+}
+
+// ----------------------------------------------------------------------------------------------------------------
+// Checkpoints
+
+// Saves the state after the current step, marks and rotates. A checkpoint that cannot be written ends the run: going on
+// would only lose more work. Earlier checkpoints stay.
+static inline void save_checkpoint(Trainer *t, int is_best) {
+    Message message;
+    message_clear(&message);
+    int code = checkpoint_save(&t->checkpointer, t->state.step, &message);
+    if (code == CHECKPOINT_OK && is_best) code = checkpoint_mark_best(t->options.out, t->state.step, &message);
+    if (code != CHECKPOINT_OK) {
+        char dir[SAFE_PATH_BYTES], last[SAFE_PATH_BYTES + 64] = "none";
+        uint64_t step;
+        Message ignored;
+        message_clear(&ignored);
+        if (checkpoint_latest(t->options.out, dir, &step, &ignored) == CHECKPOINT_OK)
+            snprintf(last, sizeof last, "%s", dir);
+        die("checkpoint of step %llu not saved: %s\nthe last good one: %s", (unsigned long long)t->state.step,
+            message.text, last);
+    }
+    t->saved_step = t->state.step;
+    checkpoint_rotate(t->options.out, t->state.step, t->options.keep, t->options.milestone_every);
+}
+
+// Loads `dir` into the model and the state, and says what differs between its options and today's.
+static inline void load_checkpoint(Trainer *t, const char *dir) {
+    Message message;
+    message_clear(&message);
+    if (checkpoint_load(&t->checkpointer, dir, &message) != CHECKPOINT_OK)
+        die("--resume: %s\ntry: the model options of the run that wrote it", message.text);
+    char *recorded = checkpoint_options(dir, &message);
+    printf("resumed from %s: step %llu, %llu tokens\n", dir, (unsigned long long)t->state.step,
+           (unsigned long long)t->state.tokens);
+    if (recorded) options_diff(recorded, &t->options, stdout);
+    free(recorded);
+    fflush(stdout);
+}
+
+// Finds what --resume asks for: 1 if a checkpoint was loaded. A folder that holds a run is never written into without it.
+static inline int resume(Trainer *t) {
+    char dir[SAFE_PATH_BYTES];
+    uint64_t step;
+    Message message;
+    message_clear(&message);
+    if (!keeps_files(t)) return 0;
+    int code = checkpoint_latest(t->options.out, dir, &step, &message);
+    if (!t->options.resume) {
+        if (code == CHECKPOINT_OK)
+            die_usage("--out '%s' already holds a run, its newest checkpoint is %s\ntry: --resume to go on with it, or "
+                      "another --out", t->options.out, dir);
+        return 0;
+    }
+    if (message.text[0]) warn("%s", message.text);
+    if (code == CHECKPOINT_WEIGHTS_ONLY)
+        die("--resume: '%s' has weights only, no optimizer state to go on with\ntry: --init '%s' with another --out "
+            "starts a new run from these weights", t->options.out, t->options.out);
+    if (code != CHECKPOINT_OK) {
+        printf("no checkpoint in '%s': starting from the beginning\n", t->options.out);
+        return 0;
+    }
+    load_checkpoint(t, dir);
+    t->saved_step = t->state.step;
+    return 1;
+}
+
+// ----------------------------------------------------------------------------------------------------------------
+// A step
+
+// Forward and backward over all micro-batches; t->loss = mean loss per token of the step.
+static inline void accumulate_gradients(Trainer *t) {
+    double sum = 0.0, tokens = (double)t->micro_batches * (double)t->B * (double)t->T;
+    float dloss = (float)(1.0 / tokens);
+    model_zero_grad(&t->model);
+    for (size_t i = 0; i < t->micro_batches; i++) {
+        uint64_t first = (t->options.overfit ? 0 : t->state.samples) + (uint64_t)i * t->B;
+        dataloader_fetch(&t->train, first, t->B, t->buffers.inputs, t->buffers.targets);
+        model_forward(&t->model, t->buffers.inputs, t->buffers.targets, t->B, t->T, dloss);
+        model_backward(&t->model);
+        model_losses(&t->model, t->buffers.losses);
+        for (size_t k = 0; k < t->B * t->T; k++) sum += (double)t->buffers.losses[k];
+    }
+    t->loss = sum / tokens;
+}
+
+// Ends a run that has stopped learning, naming where to go back to.
+static inline void give_up(Trainer *t, const char *what, const char *where) {
+    char dir[SAFE_PATH_BYTES] = "";
+    uint64_t step;
+    Message message;
+    message_clear(&message);
+    if (keeps_files(t)) checkpoint_latest(t->options.out, dir, &step, &message);
+    die("step %llu: %s%s%s\nlast good checkpoint: %s\ntry: a lower --lr, a longer --warmup, or other data from there",
+        (unsigned long long)t->state.step, what, where[0] ? ", first in " : "", where, dir[0] ? dir : "none");
+}
+
+// Whether the step is applied. A loss or gradient that is not finite never is; a spike is not where the options say so.
+// Tests are written so that a NaN fails them.
+static inline void decide_skip(Trainer *t, int nonfinite) {
+    TrainState *s = &t->state;
+    t->note = NULL;
+    if (nonfinite || !isfinite(t->loss)) t->note = "skipped: not finite";
+    else if (spike_detected(&s->loss_window, t->loss, t->options.skip_loss_z)) t->note = "skipped: loss spike";
+    else if (spike_detected(&s->grad_window, t->norm, t->options.skip_grad_z)) t->note = "skipped: gradient spike";
+    t->update_skipped = t->note != NULL;
+    int broken = nonfinite || !isfinite(t->loss);
+    s->nonfinite_in_row = broken ? s->nonfinite_in_row + 1 : 0;
+    s->skipped_in_row = t->update_skipped ? s->skipped_in_row + 1 : 0;
+    s->skipped += (uint64_t)t->update_skipped;
+}
+
+// One optimizer step: gradients, norm, clip, update or skip. The schedule and the data go on at a skipped step too.
+static inline void train_step(Trainer *t) {
+    const Options *o = &t->options;
+    TrainState *s = &t->state;
+    int nonfinite;
+    double start = now_seconds();
+    t->lr = schedule_lr(&t->schedule, s->step);
+    accumulate_gradients(t);
+    t->norm = model_grad_norm(&t->model, &nonfinite);
+    decide_skip(t, nonfinite);
+    t->clipped = !t->update_skipped && o->grad_clip > 0 && t->norm > o->grad_clip;
+    if (!t->update_skipped) {
+        double clip = t->clipped ? o->grad_clip / t->norm : 1.0;
+        AdamWHyper hyper = adamw_hyper(t->lr, o->beta1, o->beta2, o->eps, o->weight_decay, clip, ++s->adam_t);
+        model_update(&t->model, &hyper);
+        spike_accept(&s->loss_window, t->loss);
+        spike_accept(&s->grad_window, t->norm);
+    }
+    s->step++;
+    s->samples += (uint64_t)t->B * t->micro_batches;
+    s->tokens += (uint64_t)t->B * t->T * t->micro_batches;
+    double seconds = now_seconds() - start;
+    s->seconds += seconds;
+    progress_step(&t->progress, t->loss, seconds);
+    progress_show(&t->progress, s->step, t->loss, t->norm, t->lr, t->note);
+    char where[96] = "";
+    if (s->nonfinite_in_row >= MAX_NONFINITE_IN_ROW) {
+        int forward = model_first_nonfinite(&t->model, where, sizeof where);
+        give_up(t, forward ? "the forward pass is not finite" : "the gradients are not finite", where);
+    }
+    if (s->skipped_in_row >= MAX_SKIPPED_IN_ROW)
+        give_up(t, "50 steps in a row were skipped as spikes: the loss has moved for good", where);
+}
+
+// ----------------------------------------------------------------------------------------------------------------
+// Between steps
+
+static inline int due(uint64_t step, uint64_t every, uint64_t last) {
+    return every != 0 && (step % every == 0 || step == last);
+}
+
+static inline void validate(Trainer *t) {
+    double val_loss = evaluate(&t->model, &t->val, t->val_sequences, t->B, t->T, &t->buffers, stop_signal());
+    if (!isfinite(val_loss)) return;  // stopped half-way, or a broken model: neither is a validation loss
+    t->val_loss = val_loss;
+    end_live_line();
+    printf("step %llu  validation loss %.4f\n", (unsigned long long)t->state.step, val_loss);
+    fflush(stdout);
+}
+
+static inline void sample(Trainer *t) {
+    end_live_line();
+    printf("step %llu  sample:\n", (unsigned long long)t->state.step);
+    generate(&t->model, &t->generator, t->state.step, stdout, stop_signal());
+}
+
+static inline void log_step(Trainer *t) {
+    RunRecord r = run_record(t->state.step, t->state.tokens);
+    if (!keeps_files(t)) return;
+    if (t->state.step > 0) {
+        RUN_RECORD_SET(&r, loss, t->loss);
+        RUN_RECORD_SET(&r, lr, t->lr);
+        RUN_RECORD_SET(&r, grad_norm, t->norm);
+        RUN_RECORD_SET(&r, clipped, t->clipped);
+        RUN_RECORD_SET(&r, skipped, t->update_skipped);
+        RUN_RECORD_SET(&r, tokens_per_s, progress_tokens_per_s(&t->progress));
+    }
+    if (isfinite(t->val_loss)) RUN_RECORD_SET(&r, val_loss, t->val_loss);
+    RUN_RECORD_SET(&r, time_s, t->state.seconds);
+    run_log_write(&t->log, &r);
+}
+
+// Whatever is due after the step just taken. The log line goes first, so that a checkpoint never knows a step that the
+// log does not.
+static inline void between_steps(Trainer *t) {
+    const Options *o = &t->options;
+    uint64_t step = t->state.step, last = t->total_steps;
+    int is_best = 0;
+    t->val_loss = NAN;
+    if (t->val_sequences && !*stop_signal() && due(step, o->val_every, last)) validate(t);
+    if (isfinite(t->val_loss) && (!t->state.has_best || t->val_loss < t->state.best_val_loss)) {
+        t->state.has_best = 1;
+        t->state.best_val_loss = t->val_loss;
+        is_best = 1;
+    }
+    log_step(t);
+    int save = due(step, o->checkpoint_every, last) || due(step, o->milestone_every, last) || step == last;
+    if (keeps_files(t) && step > 0 && (save || is_best)) save_checkpoint(t, is_best);
+    if (t->generator.length && !*stop_signal() && step > 0 && due(step, o->sample_every, last)) sample(t);
+}
+
+// ----------------------------------------------------------------------------------------------------------------
+// The run
+
+static inline void setup(Trainer *t, int argc, char **argv) {
+    memset(t, 0, sizeof *t);
+    options_parse(&t->options, argc, argv);
+    const Options *o = &t->options;
+    if (o->threads) set_thread_count((int)o->threads);
+    setup_config(t);
+    setup_batch(t);
+    setup_data(t);
+    setup_tokenizer(t);
+    setup_schedule(t);
+    setup_generator(t);
+    BatchShape shape = {t->B, t->T, (int)o->recompute};
+    model_plan(&t->model, &t->config, &shape, t->generator.length ? t->generator.prompt_tokens + t->generator.length : 0);
+    print_plan(t);
+}
+
+// Writes the options beside the log, for people and scripts; a checkpoint carries its own copy.
+static inline void write_options(const Trainer *t, const char *options_json) {
+    char path[SAFE_PATH_BYTES];
+    path_join(path, t->options.out, "options.json");
+    FILE *file = file_open(path, "w");
+    file_write(file, options_json, strlen(options_json), path);
+    file_write(file, "\n", 1, path);
+    file_close(file, path);
+}
+
+static inline void start_log(Trainer *t, const char *options_json, int resumed) {
+    char path[SAFE_PATH_BYTES];
+    Message message;
+    message_clear(&message);
+    if (!make_dirs(t->options.out, &message)) die("--out: %s", message.text);
+    if (!path_join(path, t->options.out, "run.jsonl")) die("--out: the name of the output folder is too long");
+    if (resumed) run_log_resume(&t->log, path, t->state.step);
+    else run_log_open(&t->log, path);
+    write_options(t, options_json);
+}
+
+static inline void start_weights(Trainer *t) {
+    Message message;
+    message_clear(&message);
+    if (!t->options.init[0]) model_init_weights(&t->model, t->options.seed);
+    else if (init_weights_load(&t->init, &t->checkpointer, &message) != CHECKPOINT_OK)
+        die("--init: %s", message.text);
+}
+
+// Memory, weights (fresh, --init, or --resume), log.
+static inline void start(Trainer *t) {
+    const Options *o = &t->options;
+    size_t batch = size_mul(t->B, t->T), listed = 3 * checkpoint_parameter_tensors(&t->config) + TRAIN_STATE_ARRAYS;
+    char *options_json = options_to_json(o);
+    model_create(&t->model);
+    t->buffers.inputs = (int32_t *)checked_calloc(batch, sizeof(int32_t), "a batch");
+    t->buffers.targets = (int32_t *)checked_calloc(batch, sizeof(int32_t), "a batch");
+    t->buffers.losses = (float *)checked_calloc(batch, sizeof(float), "a batch");
+    t->tensors = (CheckpointTensor *)checked_calloc(listed, sizeof *t->tensors, "the list of a checkpoint's tensors");
+    size_t n = model_checkpoint_list(&t->model, t->tensors);
+    n += train_state_list(t->tensors + n, &t->state);
+    checkpoint_open(&t->checkpointer, keeps_files(t) ? o->out : NULL, &t->config, t->tensors, n, options_json);
+    int resumed = resume(t);
+    if (!resumed) start_weights(t);
+    if (keeps_files(t)) start_log(t, options_json, resumed);
+    progress_start(&t->progress, t->state.step, t->total_steps,
+                   (double)t->B * (double)t->T * (double)t->micro_batches);
+    free(options_json);
+}
+
+static inline void finish(Trainer *t) {
+    model_destroy(&t->model);
+    if (t->options.init[0]) init_weights_close(&t->init);
+    dataloader_close(&t->train);
+    if (t->val_sequences) dataloader_close(&t->val);
+    if (t->has_tokenizer) tokenizer_free(&t->tokenizer);
+    checkpoint_close(&t->checkpointer);
+    free(t->tensors);
+    free(t->buffers.inputs);
+    free(t->buffers.targets);
+    free(t->buffers.losses);
+    free(t->generator.prompt);
+    free(t->generator.logits);
+    free(t->generator.scratch);
+}
+
+// What a finished or interrupted run left where.
+static inline void print_outputs(const Trainer *t) {
+    char name[64], seconds[32];
+    end_live_line();
+    printf("%s after %llu steps, %s in steps", *stop_signal() ? "stopped" : "done", (unsigned long long)t->state.step,
+           format_duration(seconds, t->state.seconds));
+    if (t->state.skipped) printf(", %llu updates skipped", (unsigned long long)t->state.skipped);
+    printf("\n");
+    if (!keeps_files(t)) return;
+    checkpoint_step_name(name, t->state.step);
+    printf("  log         %s/run.jsonl\n  checkpoint  %s/%s\n", t->options.out, t->options.out, name);
+    if (*stop_signal()) printf("  go on with  --resume\n");
+    else printf("  loss plot   python3 scripts/plot_runs.py %s\n", t->options.out);
+}
+
+static inline int trainer_main(int argc, char **argv) {
+    static Trainer trainer;  // zero, and too large for a stack
+    Trainer *t = &trainer;
+    setup(t, argc, argv);
+    if (t->options.dry_run) return 0;
+    install_signals();
+    start(t);
+    if (t->state.step == 0) between_steps(t);
+    while (t->state.step < t->total_steps && !*stop_signal()) {
+        train_step(t);
+        between_steps(t);
+    }
+    if (keeps_files(t) && t->saved_step != t->state.step) save_checkpoint(t, 0);  // a signal came
+    print_outputs(t);
+    if (keeps_files(t)) run_log_close(&t->log);
+    finish(t);
+    return *stop_signal() ? EXIT_INTERRUPTED : 0;
+}
+
+#endif

@@ -1,0 +1,436 @@
+// train_gpt.c: the CPU trainer. GPT-2's forward pass, its backward pass and AdamW, over the kernels of llmc/; the
+// loop around them (options, data, evaluation, sampling, checkpoints, log) is llmc/trainer.h, shared with the GPU.
+//
+//     make && ./train_gpt --train 'data/my_train_*.bin' --val 'data/my_val_*.bin'
+//
+// Every tensor is held in float; where the precision policy gives it a narrower format, kernels round at the points
+// where the GPU trainer stores it, so that this program is the reference the GPU's numbers are checked against.
+// The same bits for any number of threads.
+#include <float.h>
+#include <math.h>
+
+#include "llmc/tensors.h"
+
+#include "llmc/adamw.h"
+#include "llmc/attention.h"
+#include "llmc/checkpoint.h"
+#include "llmc/cross_entropy.h"
+#include "llmc/embedding.h"
+#include "llmc/gelu.h"
+#include "llmc/global_norm.h"
+#include "llmc/layernorm.h"
+#include "llmc/matmul.h"
+#include "llmc/rand.h"
+
+// ----------------------------------------------------------------------------------------------------------------
+// The model
+
+// Buffers kernels work in, and what generating one token needs: the keys and values of all earlier positions.
+typedef struct {
+    MatmulScratch matmul;
+    float *attention, *layernorm;
+    float *kcache, *vcache;  // (L, decode_T, C)
+    float *token;            // activations of one token: 16 C
+} Workspace;
+
+typedef struct Model {
+    GPTConfig config;
+    BatchShape shape;  // the largest micro-batch, which the activations have room for
+    size_t decode_T;   // positions a generated text may have
+
+    ParameterInfo table[GPT_PARAMETER_COUNT];
+    size_t parameter_elems;  // of one arena of parameters, padding included
+    Parameters weights, grads, m, v;
+    Activations acts;
+    Workspace work;
+    Arena weights_arena, grads_arena, moments_arena, acts_arena, work_arena;
+
+    const int32_t *inputs;  // of the forward pass the next backward pass belongs to
+    size_t B, T;            // its shape
+    int accumulate;         // 0: the next backward pass overwrites the gradients, 1: it adds to them
+
+    // Called with each activation gradient as the backward pass finishes it (tests); NULL otherwise.
+    void (*observe)(void *context, const char *name, size_t layer, const float *data, size_t elems);
+    void *observe_context;
+} Model;
+
+static void observe(const Model *model, const char *name, size_t layer, const float *data, size_t elems) {
+    if (model->observe) model->observe(model->observe_context, name, layer, data, elems);
+}
+
+// Layer l's block of the tensor `base` with `elems` elements a layer.
+static float *at_layer(float *base, size_t layer, size_t elems) { return base + layer * elems; }
+
+// ----------------------------------------------------------------------------------------------------------------
+// Memory
+
+// Hands out (or, while planning, counts) every buffer. The one place that knows what a run needs.
+static void model_lay_out(Model *model) {
+    const GPTConfig *config = &model->config;
+    size_t N = size_mul(model->shape.B, model->shape.T), C = config->C;
+    int threads = thread_count();
+    float *base;
+    model->parameter_elems = parameter_table(config, model->table);
+    base = (float *)arena_take(&model->weights_arena, model->parameter_elems, sizeof(float));
+    if (base) parameters_point(&model->weights, base, model->table);
+    base = (float *)arena_take(&model->grads_arena, model->parameter_elems, sizeof(float));
+    if (base) parameters_point(&model->grads, base, model->table);
+    base = (float *)arena_take(&model->moments_arena, 2 * model->parameter_elems, sizeof(float));
+    if (base) {
+        parameters_point(&model->m, base, model->table);
+        parameters_point(&model->v, base + model->parameter_elems, model->table);
+    }
+    activations_take(&model->acts, &model->acts_arena, config, &model->shape);
+
+    Arena *work = &model->work_arena;
+    void *packing = arena_take(work, matmul_scratch_bytes(threads), 1);
+    model->work.matmul = matmul_scratch(packing, threads);
+    model->work.attention = (float *)arena_take(
+        work, attention_scratch_elems(model->shape.T, C, config->NH, threads), sizeof(float));
+    model->work.layernorm = (float *)arena_take(work, layernorm_backward_scratch_elems(N, C), sizeof(float));
+    model->work.kcache = (float *)arena_take(work, size_mul(config->L * model->decode_T, C), sizeof(float));
+    model->work.vcache = (float *)arena_take(work, size_mul(config->L * model->decode_T, C), sizeof(float));
+    model->work.token = (float *)arena_take(work, 16 * C, sizeof(float));
+}
+
+static size_t model_arenas(Model *model, Arena *arenas[5]) {
+    Arena *all[5] = {&model->weights_arena, &model->grads_arena, &model->moments_arena, &model->acts_arena,
+                     &model->work_arena};
+    for (size_t i = 0; i < 5; i++) arenas[i] = all[i];
+    return 5;
+}
+
+// Works out the memory of a model without asking for any: afterwards each arena's used_bytes is what it will take.
+static void model_plan(Model *model, const GPTConfig *config, const BatchShape *shape, size_t decode_T) {
+    static const char *const names[5] = {"weights", "gradients", "AdamW moments", "activations", "workspace"};
+    Arena *arenas[5];
+    memset(model, 0, sizeof *model);
+    model->config = *config;
+    model->shape = *shape;
+    model->decode_T = decode_T;
+    for (size_t i = 0, n = model_arenas(model, arenas); i < n; i++) arenas[i]->name = names[i];
+    model_lay_out(model);
+}
+
+// Allocates what model_plan() planned. All zero; model_init_weights() or model_set() give it numbers.
+static void model_create(Model *model) {
+    Arena *arenas[5];
+    for (size_t i = 0, n = model_arenas(model, arenas); i < n; i++) arena_allocate(arenas[i]);
+    model_lay_out(model);
+}
+
+static void model_destroy(Model *model) {
+    Arena *arenas[5];
+    for (size_t i = 0, n = model_arenas(model, arenas); i < n; i++) arena_free(arenas[i]);
+}
+
+// GPT-2's initialisation: normal(0, 0.02), the two projections into the residual stream scaled by 1/sqrt(2 L).
+// Each tensor has its own random stream, so a tensor's numbers do not depend on the others.
+static void model_init_weights(Model *model, uint64_t seed) {
+    float residual_std = (float)(0.02 / sqrt(2.0 * (double)model->config.L));
+    float *base = (float *)model->weights_arena.base;
+    for (size_t i = 0; i < GPT_PARAMETER_COUNT; i++) {
+        const ParameterInfo *info = &model->table[i];
+        float *data = base + info->offset_elems;
+        size_t elems = parameter_elems(info);
+        if (info->init == INIT_NORMAL || info->init == INIT_RESIDUAL)
+            rand_normal_fill(data, elems, 0, info->init == INIT_NORMAL ? 0.02f : residual_std, seed, (uint32_t)i);
+        for (size_t e = 0; info->init == INIT_ONE && e < elems; e++) data[e] = 1.0f;
+    }
+    size_t V = model->config.V, C = model->config.C;  // padding rows stay zero for ever
+    memset(model->weights.wte + V * C, 0, (model->config.Vp - V) * C * sizeof(float));
+}
+
+// ----------------------------------------------------------------------------------------------------------------
+// Forward
+
+// The classifier over the final layernorm's output, LOGITS_CHUNK_ROWS tokens at a time: losses of all tokens and, where
+// dloss is not 0, already its whole backward pass (dnorm = gradient of lnf, grads.wte), since a chunk's logits are
+// gone when the next one comes.
+static void classifier_forward_backward(Model *model, const int32_t *targets, float dloss) {
+    const GPTConfig *config = &model->config;
+    Activations *acts = &model->acts;
+    size_t N = model->B * model->T, C = config->C, Vp = config->Vp;
+    for (size_t row = 0; row < N; row += LOGITS_CHUNK_ROWS) {
+        size_t rows = min_size(LOGITS_CHUNK_ROWS, N - row);
+        const float *lnf = acts->lnf + row * C;
+        matmul_forward(&model->work.matmul, acts->logits, lnf, model->weights.wte, NULL, rows, C, Vp);
+        fused_classifier(acts->logits, acts->losses + row, targets + row, dloss, rows, config->V, Vp);
+        if (dloss == 0.0f) continue;
+        matmul_backward_input(&model->work.matmul, acts->dnorm + row * C, acts->logits, model->weights.wte, rows, C, Vp,
+                              0);
+        matmul_backward_weight(&model->work.matmul, model->grads.wte, acts->logits, lnf, rows, C, Vp,
+                               model->accumulate || row > 0);
+    }
+}
+
+// Layer l from its input residual stream `inp`: acts of that layer. The stream after attention and after the MLP is
+// formed together with the layernorm that reads it.
+static void layer_forward(Model *model, size_t l, const float *inp) {
+    const Parameters *w = &model->weights;
+    Activations *acts = &model->acts;
+    size_t B = model->B, T = model->T, N = B * T, C = model->config.C, NH = model->config.NH, L = model->config.L;
+    size_t S = model->shape.B * model->shape.T;  // tokens a layer's block has room for
+    size_t l_ln = model->shape.recompute < 2 ? l : 0, l_gelu = model->shape.recompute < 1 ? l : 0;
+    float *ln1 = at_layer(acts->ln1, l_ln, S * C), *qkv = at_layer(acts->qkv, l, S * 3 * C);
+    float *att = at_layer(acts->att, l, S * C), *residual2 = at_layer(acts->residual2, l, S * C);
+    float *ln2 = at_layer(acts->ln2, l_ln, S * C), *fch = at_layer(acts->fch, l, S * 4 * C);
+    float *fch_gelu = at_layer(acts->fch_gelu, l_gelu, S * 4 * C), *residual3 = at_layer(acts->residual3, l, S * C);
+
+    matmul_forward(&model->work.matmul, qkv, ln1, at_layer(w->qkvw, l, 3 * C * C), at_layer(w->qkvb, l, 3 * C), N, C,
+                   3 * C);
+    attention_forward(att, at_layer(acts->lse, l, S * NH), qkv, B, T, C, NH, model->work.attention);
+    matmul_forward(&model->work.matmul, acts->branch, att, at_layer(w->attprojw, l, C * C), at_layer(w->attprojb, l, C),
+                   N, C, C);
+    fused_residual_layernorm_forward(residual2, ln2, at_layer(acts->ln2_mean, l, S), at_layer(acts->ln2_rstd, l, S),
+                                     inp, acts->branch, at_layer(w->ln2w, l, C), at_layer(w->ln2b, l, C), N, C);
+    matmul_forward(&model->work.matmul, fch, ln2, at_layer(w->fcw, l, 4 * C * C), at_layer(w->fcb, l, 4 * C), N, C,
+                   4 * C);
+    gelu_forward(fch_gelu, fch, N * 4 * C);
+    matmul_forward(&model->work.matmul, acts->branch, fch_gelu, at_layer(w->fcprojw, l, 4 * C * C),
+                   at_layer(w->fcprojb, l, C), N, 4 * C, C);
+    if (l + 1 < L) {
+        size_t next_ln = model->shape.recompute < 2 ? l + 1 : 0;
+        fused_residual_layernorm_forward(
+            residual3, at_layer(acts->ln1, next_ln, S * C), at_layer(acts->ln1_mean, l + 1, S),
+            at_layer(acts->ln1_rstd, l + 1, S), residual2, acts->branch, at_layer(w->ln1w, l + 1, C),
+            at_layer(w->ln1b, l + 1, C), N, C);
+    } else {
+        fused_residual_layernorm_forward(residual3, acts->lnf, acts->lnf_mean, acts->lnf_rstd, residual2, acts->branch,
+                                         w->lnfw, w->lnfb, N, C);
+    }
+}
+
+// Runs B sequences of T tokens through the model: acts.losses (B, T) = the loss of each token, not averaged. Where dloss
+// is not 0 it is the factor each token's loss enters the objective with (1 / tokens of the step), and model_backward()
+// must follow. `inputs` must stay in place until then.
+static void model_forward(Model *model, const int32_t *inputs, const int32_t *targets, size_t B, size_t T, float dloss) {
+    const Parameters *w = &model->weights;
+    Activations *acts = &model->acts;
+    size_t C = model->config.C, S = model->shape.B * model->shape.T;
+    model->inputs = inputs;
+    model->B = B;
+    model->T = T;
+    embedding_forward(acts->encoded, inputs, w->wte, w->wpe, B, T, C);
+    layernorm_forward(acts->ln1, acts->ln1_mean, acts->ln1_rstd, acts->encoded, w->ln1w, w->ln1b, B * T, C);
+    for (size_t l = 0; l < model->config.L; l++)
+        layer_forward(model, l, l == 0 ? acts->encoded : at_layer(acts->residual3, l - 1, S * C));
+    classifier_forward_backward(model, targets, dloss);
+}
+
+// ----------------------------------------------------------------------------------------------------------------
+// Backward
+
+// The MLP of layer l: dresidual, the gradient of residual3, becomes that of residual2.
+static void mlp_backward(Model *model, size_t l) {
+    const Parameters *w = &model->weights;
+    Parameters *g = &model->grads;
+    Activations *acts = &model->acts;
+    size_t N = model->B * model->T, C = model->config.C, S = model->shape.B * model->shape.T;
+    int accumulate = model->accumulate;
+    size_t l_ln = model->shape.recompute < 2 ? l : 0, l_gelu = model->shape.recompute < 1 ? l : 0;
+    float *ln2 = at_layer(acts->ln2, l_ln, S * C), *fch = at_layer(acts->fch, l, S * 4 * C);
+    float *fch_gelu = at_layer(acts->fch_gelu, l_gelu, S * 4 * C), *residual2 = at_layer(acts->residual2, l, S * C);
+    float *mean = at_layer(acts->ln2_mean, l, S), *rstd = at_layer(acts->ln2_rstd, l, S);
+
+    if (model->shape.recompute >= 1) gelu_forward(fch_gelu, fch, N * 4 * C);
+    matmul_backward_bias(at_layer(g->fcprojb, l, C), acts->dresidual, N, C, accumulate);
+    matmul_backward_input(&model->work.matmul, acts->dhidden, acts->dresidual, at_layer(w->fcprojw, l, 4 * C * C), N,
+                          4 * C, C, 0);
+    observe(model, "dfch_gelu", l, acts->dhidden, N * 4 * C);
+    matmul_backward_weight(&model->work.matmul, at_layer(g->fcprojw, l, 4 * C * C), acts->dresidual, fch_gelu, N, 4 * C,
+                           C, accumulate);
+    gelu_backward(acts->dhidden, acts->dhidden, fch, N * 4 * C);
+    observe(model, "dfch", l, acts->dhidden, N * 4 * C);
+    if (model->shape.recompute >= 2)
+        layernorm_forward(ln2, mean, rstd, residual2, at_layer(w->ln2w, l, C), at_layer(w->ln2b, l, C), N, C);
+    matmul_backward_bias(at_layer(g->fcb, l, 4 * C), acts->dhidden, N, 4 * C, accumulate);
+    matmul_backward_input(&model->work.matmul, acts->dnorm, acts->dhidden, at_layer(w->fcw, l, 4 * C * C), N, C, 4 * C,
+                          0);
+    observe(model, "dln2", l, acts->dnorm, N * C);
+    matmul_backward_weight(&model->work.matmul, at_layer(g->fcw, l, 4 * C * C), acts->dhidden, ln2, N, C, 4 * C,
+                           accumulate);
+    layernorm_backward(acts->dresidual, at_layer(g->ln2w, l, C), at_layer(g->ln2b, l, C), acts->dnorm, residual2,
+                       at_layer(w->ln2w, l, C), mean, rstd, N, C, model->work.layernorm);
+    observe(model, "dresidual2", l, acts->dresidual, N * C);
+}
+
+// The attention of layer l: dresidual, the gradient of residual2, becomes that of the layer's input `inp`.
+static void attention_block_backward(Model *model, size_t l, const float *inp) {
+    const Parameters *w = &model->weights;
+    Parameters *g = &model->grads;
+    Activations *acts = &model->acts;
+    size_t B = model->B, T = model->T, N = B * T, C = model->config.C, NH = model->config.NH;
+    size_t S = model->shape.B * model->shape.T;
+    int accumulate = model->accumulate;
+    float *ln1 = at_layer(acts->ln1, model->shape.recompute < 2 ? l : 0, S * C);
+    float *qkv = at_layer(acts->qkv, l, S * 3 * C), *att = at_layer(acts->att, l, S * C);
+    float *mean = at_layer(acts->ln1_mean, l, S), *rstd = at_layer(acts->ln1_rstd, l, S);
+
+    matmul_backward_bias(at_layer(g->attprojb, l, C), acts->dresidual, N, C, accumulate);
+    matmul_backward_input(&model->work.matmul, acts->dnorm, acts->dresidual, at_layer(w->attprojw, l, C * C), N, C, C,
+                          0);
+    observe(model, "datt", l, acts->dnorm, N * C);
+    matmul_backward_weight(&model->work.matmul, at_layer(g->attprojw, l, C * C), acts->dresidual, att, N, C, C,
+                           accumulate);
+    attention_backward(acts->dhidden, acts->dnorm, qkv, att, at_layer(acts->lse, l, S * NH), B, T, C, NH,
+                       model->work.attention);
+    observe(model, "dqkv", l, acts->dhidden, N * 3 * C);
+    if (model->shape.recompute >= 2)
+        layernorm_forward(ln1, mean, rstd, inp, at_layer(w->ln1w, l, C), at_layer(w->ln1b, l, C), N, C);
+    matmul_backward_bias(at_layer(g->qkvb, l, 3 * C), acts->dhidden, N, 3 * C, accumulate);
+    matmul_backward_input(&model->work.matmul, acts->dnorm, acts->dhidden, at_layer(w->qkvw, l, 3 * C * C), N, C, 3 * C,
+                          0);
+    observe(model, "dln1", l, acts->dnorm, N * C);
+    matmul_backward_weight(&model->work.matmul, at_layer(g->qkvw, l, 3 * C * C), acts->dhidden, ln1, N, C, 3 * C,
+                           accumulate);
+    layernorm_backward(acts->dresidual, at_layer(g->ln1w, l, C), at_layer(g->ln1b, l, C), acts->dnorm, inp,
+                       at_layer(w->ln1w, l, C), mean, rstd, N, C, model->work.layernorm);
+    observe(model, l == 0 ? "dencoded" : "dresidual3", l == 0 ? 0 : l - 1, acts->dresidual, N * C);
+}
+
+// Starts a step: the next backward pass overwrites the gradients. Matmul gradients need no clearing for that; those
+// whose kernels only add (layernorm, wpe) do.
+static void model_zero_grad(Model *model) {
+    model->accumulate = 0;
+    for (size_t i = 0; i < GPT_PARAMETER_COUNT; i++) {
+        const ParameterInfo *info = &model->table[i];
+        float *grad = (float *)model->grads_arena.base + info->offset_elems;
+        if (info->init == INIT_ONE || grad == model->grads.wpe || grad == model->grads.ln1b ||
+            grad == model->grads.ln2b || grad == model->grads.lnfb)
+            memset(grad, 0, parameter_elems(info) * sizeof(float));
+    }
+}
+
+// grads += the gradient of (sum of the last forward pass's losses) * dloss.
+static void model_backward(Model *model) {
+    Activations *acts = &model->acts;
+    size_t N = model->B * model->T, C = model->config.C, L = model->config.L, S = model->shape.B * model->shape.T;
+    observe(model, "dlnf", 0, acts->dnorm, N * C);
+    memset(acts->dresidual, 0, N * C * sizeof(float));
+    layernorm_backward(acts->dresidual, model->grads.lnfw, model->grads.lnfb, acts->dnorm,
+                       at_layer(acts->residual3, L - 1, S * C), model->weights.lnfw, acts->lnf_mean, acts->lnf_rstd, N,
+                       C, model->work.layernorm);
+    observe(model, "dresidual3", L - 1, acts->dresidual, N * C);
+    for (size_t l = L; l-- > 0;) {
+        mlp_backward(model, l);
+        attention_block_backward(model, l, l == 0 ? acts->encoded : at_layer(acts->residual3, l - 1, S * C));
+    }
+    embedding_backward(model->grads.wte, model->grads.wpe, acts->dresidual, model->inputs, model->B, model->T, C);
+    model->accumulate = 1;
+}
+
+// ----------------------------------------------------------------------------------------------------------------
+// Update
+
+// The Euclidean norm of all gradients; *nonfinite = 1 if any of them, or the norm, is NaN or infinite.
+static double model_grad_norm(Model *model, int *nonfinite) {
+    double sum = 0.0;
+    *nonfinite = 0;
+    for (size_t i = 0; i < GPT_PARAMETER_COUNT; i++)
+        sum += global_norm_squared((float *)model->grads_arena.base + model->table[i].offset_elems,
+                                   parameter_elems(&model->table[i]), nonfinite);
+    double norm = sqrt(sum);
+    if (!(norm <= (double)FLT_MAX)) *nonfinite = 1;
+    return norm;
+}
+
+// One AdamW step with the accumulated gradients times hyper->grad_scale; decay on matrices only.
+static void model_update(Model *model, const AdamWHyper *hyper) {
+    for (size_t i = 0; i < GPT_PARAMETER_COUNT; i++) {
+        const ParameterInfo *info = &model->table[i];
+        AdamWHyper tensor_hyper = *hyper;
+        if (!info->decay) tensor_hyper.weight_decay = 0.0f;
+        size_t offset = info->offset_elems;
+        adamw_update((float *)model->weights_arena.base + offset, (float *)model->moments_arena.base + offset,
+                     (float *)model->moments_arena.base + model->parameter_elems + offset,
+                     (float *)model->grads_arena.base + offset, parameter_elems(info), &tensor_hyper);
+    }
+}
+
+// ----------------------------------------------------------------------------------------------------------------
+// Access by the shared loop: checkpoints, failures, sampling
+
+// Lists the tensors a checkpoint holds; returns how many: 3 * checkpoint_parameter_tensors().
+static size_t model_checkpoint_list(Model *model, CheckpointTensor *list) {
+    const GPTConfig *config = &model->config;
+    float *moments = (float *)model->moments_arena.base;
+    size_t n = checkpoint_parameters(list, config, model->weights_arena.base, CHECKPOINT_IN_MODEL, "transformer.", ST_F32);
+    n += checkpoint_parameters(list + n, config, moments, CHECKPOINT_IN_STATE, "m.transformer.", ST_F32);
+    n += checkpoint_parameters(list + n, config, moments + model->parameter_elems, CHECKPOINT_IN_STATE,
+                               "v.transformer.", ST_F32);
+    return n;
+}
+
+// The losses (B, T) of the last forward pass.
+static void model_losses(Model *model, float *losses) {
+    memcpy(losses, model->acts.losses, model->B * model->T * sizeof(float));
+}
+
+// Where the last forward pass first left the finite numbers: writes the tensor's name and layer into `text` and returns
+// 1, or returns 0 if all its activations are finite. In the order the forward pass makes them.
+static int model_first_nonfinite(Model *model, char *text, size_t text_bytes) {
+    Activations *acts = &model->acts;
+    size_t N = model->B * model->T, C = model->config.C, S = model->shape.B * model->shape.T;
+    size_t wide = S * 4 * C;
+    int nonfinite = 0;
+    global_norm_squared(acts->encoded, N * C, &nonfinite);
+    if (nonfinite) {
+        snprintf(text, text_bytes, "the embedding");
+        return 1;
+    }
+    for (size_t l = 0; l < model->config.L; l++) {
+        struct {
+            const char *name;
+            const float *data;
+            size_t elems;
+        } stages[5] = {{"qkv", at_layer(acts->qkv, l, S * 3 * C), N * 3 * C},
+                       {"attention", at_layer(acts->att, l, S * C), N * C},
+                       {"residual after attention", at_layer(acts->residual2, l, S * C), N * C},
+                       {"fc", at_layer(acts->fch, l, wide), N * 4 * C},
+                       {"residual after the MLP", at_layer(acts->residual3, l, S * C), N * C}};
+        for (size_t i = 0; i < 5; i++) {
+            global_norm_squared(stages[i].data, stages[i].elems, &nonfinite);
+            if (!nonfinite) continue;
+            snprintf(text, text_bytes, "layer %zu, %s", l, stages[i].name);
+            return 1;
+        }
+    }
+    global_norm_squared(acts->losses, N, &nonfinite);
+    if (nonfinite) snprintf(text, text_bytes, "the logits");
+    return nonfinite;
+}
+
+// logits (V) after `token` at position `pos` of a text whose earlier tokens went through this function at 0..pos-1.
+static void model_logits(Model *model, int32_t token, size_t pos, float *logits) {
+    const Parameters *w = &model->weights;
+    size_t C = model->config.C, NH = model->config.NH, cache = model->decode_T * C;
+    float mean, rstd;
+    float *x = model->work.token, *norm = x + C, *branch = x + 2 * C, *att = x + 3 * C;
+    float *qkv = x + 4 * C, *fch = x + 7 * C, *fch_gelu = x + 11 * C;
+    const float *wpe = w->wpe + pos * C;
+    embedding_forward(x, &token, w->wte, wpe, 1, 1, C);
+    layernorm_forward(norm, &mean, &rstd, x, w->ln1w, w->ln1b, 1, C);
+    for (size_t l = 0; l < model->config.L; l++) {
+        int last = l + 1 == model->config.L;
+        matvec_forward(qkv, norm, at_layer(w->qkvw, l, 3 * C * C), at_layer(w->qkvb, l, 3 * C), C, 3 * C);
+        attention_decode(att, qkv, model->work.kcache + l * cache, model->work.vcache + l * cache, pos, C, NH);
+        matvec_forward(branch, att, at_layer(w->attprojw, l, C * C), at_layer(w->attprojb, l, C), C, C);
+        fused_residual_layernorm_forward(x, norm, &mean, &rstd, x, branch, at_layer(w->ln2w, l, C),
+                                         at_layer(w->ln2b, l, C), 1, C);
+        matvec_forward(fch, norm, at_layer(w->fcw, l, 4 * C * C), at_layer(w->fcb, l, 4 * C), C, 4 * C);
+        gelu_forward(fch_gelu, fch, 4 * C);
+        matvec_forward(branch, fch_gelu, at_layer(w->fcprojw, l, 4 * C * C), at_layer(w->fcprojb, l, C), 4 * C, C);
+        fused_residual_layernorm_forward(x, norm, &mean, &rstd, x, branch, last ? w->lnfw : at_layer(w->ln1w, l + 1, C),
+                                         last ? w->lnfb : at_layer(w->ln1b, l + 1, C), 1, C);
+    }
+    matvec_forward(logits, norm, w->wte, NULL, C, model->config.V);
+}
+
+// ----------------------------------------------------------------------------------------------------------------
+
+#include "llmc/trainer.h"
+
+#ifndef TESTING  // test_gpt.c includes this file for the model and brings its own main
+int main(int argc, char **argv) { return trainer_main(argc, argv); }
+#endif

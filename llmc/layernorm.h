@@ -102,7 +102,7 @@ static inline void layernorm_backward_row(float *RESTRICT dinp, float *RESTRICT 
     float avg_dx = lanes_total(lanes_dx) / (float)C;
     for (c = 0; c < C; c++) {
         float x = (inp[c] - mean) * rstd;
-        float centred = fmaf(-x, avg_dx, fmaf(dout[c], weight[c], -avg_d));
+        float centred = fmaf(-x, avg_dx, dout[c] * weight[c] - avg_d);
         dinp[c] = round_grad(fmaf(rstd, centred, dinp[c]));
         dweight[c] = fmaf(dout[c], x, dweight[c]);
         dbias[c] += dout[c];

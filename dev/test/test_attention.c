@@ -243,15 +243,13 @@ TEST(decode_equals_forward) {
         size_t C = s.NH * s.HS, cache_elems = s.T * C;
         Run r = run_create(s, 1.0f, 20 + i);
         float *k = guarded_floats(cache_elems, NAN), *v = guarded_floats(cache_elems, NAN);
-        float *out = guarded_floats(C, NAN);
+        float *out = guarded_floats(r.n, NAN);
         run_both(&r);
         double *want = to_double(r.out, r.n);
-        for (size_t t = 0; t < s.T; t++) {
-            attention_decode(out, r.qkv + t * 3 * C, k, v, t, C, s.NH);
-            CHECK_CLOSE("out", out, want + t * C, C, 2 * FLT_EPSILON * sqrt((double)(s.HS + s.T)));
-        }
+        for (size_t t = 0; t < s.T; t++) attention_decode(out + t * C, r.qkv + t * 3 * C, k, v, t, C, s.NH);
+        CHECK_CLOSE("out", out, want, r.n, 2 * FLT_EPSILON * sqrt((double)(s.HS + s.T)));
         free(want);
-        guarded_free("k", k, cache_elems), guarded_free("v", v, cache_elems), guarded_free("out", out, C);
+        guarded_free("k", k, cache_elems), guarded_free("v", v, cache_elems), guarded_free("out", out, r.n);
         run_free(&r);
     }
 }

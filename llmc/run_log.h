@@ -9,7 +9,7 @@
 
 #include <math.h>
 
-#include "utils.h"
+#include "json.h"
 
 // The keys besides step and tokens, in the order of a line.
 #define RUN_LOG_VALUES(X) \
@@ -41,6 +41,7 @@ typedef struct {
     FILE *file;
     char *path;
     uint64_t kept, dropped;  // lines of the earlier run, when resuming
+    double seconds;          // time_s of the last kept one
 } RunLog;
 
 // A record with no values yet.
@@ -77,36 +78,16 @@ static inline size_t run_log_format(char *line, const RunRecord *record) {
     return (size_t)n;
 }
 
-// The value of the key "step" of the JSON object in line[0..bytes); 1 if the line is one whole object that has it as
-// a whole number, else 0. Strings and nesting are followed, so that a "step" inside either does not count.
-static inline int run_log_line_step(const char *line, size_t bytes, uint64_t *step) {
-    int depth = 0, found = 0, ended = 0;
-    *step = 0;
-    for (size_t i = 0; i < bytes; i++) {
-        char c = line[i];
-        if (ended && !strchr(" \t\r\n", c)) return 0;  // strchr also finds the terminating 0 of its text
-        if (c == 0 || (depth == 0 && i == 0 && c != '{')) return 0;
-        if (c == '{' || c == '[') depth++;
-        if (c == '}' || c == ']') ended = --depth == 0;
-        if (c != '"') continue;
-        size_t start = i + 1;
-        for (i = start; i < bytes && line[i] != '"'; i++) {
-            if ((unsigned char)line[i] < 32) return 0;  // no JSON string holds a raw control character
-            if (line[i] == '\\') i++;
-        }
-        if (depth != 1 || found || i >= bytes || i - start != 4 || memcmp(line + start, "step", 4) != 0) continue;
-        size_t at = i + 1;
-        while (at < bytes && (line[at] == ' ' || line[at] == '\t')) at++;
-        if (at >= bytes || line[at] != ':') continue;  // a value, not a key
-        for (at++; at < bytes && (line[at] == ' ' || line[at] == '\t');) at++;
-        size_t digits = at;
-        for (; at < bytes && line[at] >= '0' && line[at] <= '9'; at++)
-            if (__builtin_mul_overflow(*step, (uint64_t)10, step) ||
-                __builtin_add_overflow(*step, (uint64_t)(line[at] - '0'), step)) return 0;
-        if (at == digits || at >= bytes || !strchr(",} \t", line[at])) return 0;
-        found = 1;
-    }
-    return ended && found;
+// The step of one line, and its time_s in *seconds (0 where it has none); 1 if the line is one whole JSON object with a
+// whole number "step", else 0.
+static inline int run_log_line_step(const char *line, size_t bytes, uint64_t *step, double *seconds) {
+    Json json;
+    int whole = json_parse(&json, line, bytes) && json_root(&json)->type == JSON_OBJECT &&
+                json_u64(json_get(&json, json_root(&json), "step"), step);
+    *seconds = 0;
+    if (whole && !json_double(json_get(&json, json_root(&json), "time_s"), seconds)) *seconds = 0;
+    json_free(&json);
+    return whole;
 }
 
 // Copies the lines of `from` with step <= last_step to `to`, byte for byte; counts the others. A line without its
@@ -117,10 +98,12 @@ static inline void run_log_copy(RunLog *log, FILE *from, FILE *to, const char *t
     ssize_t bytes;
     while ((bytes = getline(&line, &capacity, from)) > 0) {
         uint64_t step;
-        int whole = line[bytes - 1] == '\n' && run_log_line_step(line, (size_t)bytes - 1, &step);
+        double seconds;
+        int whole = line[bytes - 1] == '\n' && run_log_line_step(line, (size_t)bytes - 1, &step, &seconds);
         if (whole && step <= last_step) {
             file_write(to, line, (size_t)bytes, to_path);
             log->kept++;
+            log->seconds = seconds;
         } else {
             log->dropped++;
         }

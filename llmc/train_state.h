@@ -16,11 +16,10 @@ typedef struct {
     uint64_t nonfinite_in_row;  // of these, for a loss or gradient that was not finite
     uint64_t has_best;          // best_val_loss is one
     double best_val_loss;
-    double seconds;             // spent in steps
     SpikeWindow loss_window, grad_window;
 } TrainState;
 
-#define TRAIN_STATE_ARRAYS 14
+#define TRAIN_STATE_ARRAYS 13
 
 // Lists the state's fields as arrays of the training-state file; returns how many.
 static inline size_t train_state_list(CheckpointTensor *list, TrainState *s) {
@@ -34,7 +33,6 @@ static inline size_t train_state_list(CheckpointTensor *list, TrainState *s) {
     checkpoint_array(&list[n++], "state.nonfinite_in_row", ST_U64, 1, &s->nonfinite_in_row);
     checkpoint_array(&list[n++], "state.has_best", ST_U64, 1, &s->has_best);
     checkpoint_array(&list[n++], "state.best_val_loss", ST_F64, 1, &s->best_val_loss);
-    checkpoint_array(&list[n++], "state.seconds", ST_F64, 1, &s->seconds);
     checkpoint_array(&list[n++], "state.loss_window.values", ST_F64, SPIKE_WINDOW, s->loss_window.values);
     checkpoint_array(&list[n++], "state.loss_window.place", ST_U64, 2, &s->loss_window.count);  // count, next
     checkpoint_array(&list[n++], "state.grad_window.values", ST_F64, SPIKE_WINDOW, s->grad_window.values);

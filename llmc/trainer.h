@@ -51,6 +51,7 @@ typedef struct {
     size_t B, T, micro_batches;  // a step is `micro_batches` passes over B sequences of T tokens
     uint64_t total_steps;
     TrainState state;
+    double seconds;  // spent in steps; the log's business, since a checkpoint must not depend on the machine's speed
     Progress progress;
     RunLog log;
     Checkpointer checkpointer;
@@ -371,7 +372,7 @@ static inline void train_step(Trainer *t) {
     s->samples += (uint64_t)t->B * t->micro_batches;
     s->tokens += (uint64_t)t->B * t->T * t->micro_batches;
     double seconds = now_seconds() - start;
-    s->seconds += seconds;
+    t->seconds += seconds;
     progress_step(&t->progress, t->loss, seconds);
     progress_show(&t->progress, s->step, t->loss, t->norm, t->lr, t->note);
     char where[96] = "";
@@ -417,7 +418,7 @@ static inline void log_step(Trainer *t) {
         RUN_RECORD_SET(&r, tokens_per_s, progress_tokens_per_s(&t->progress));
     }
     if (isfinite(t->val_loss)) RUN_RECORD_SET(&r, val_loss, t->val_loss);
-    RUN_RECORD_SET(&r, time_s, t->state.seconds);
+    RUN_RECORD_SET(&r, time_s, t->seconds);
     run_log_write(&t->log, &r);
 }
 
@@ -477,6 +478,7 @@ static inline void start_log(Trainer *t, const char *options_json, int resumed) 
     if (!path_join(path, t->options.out, "run.jsonl")) die("--out: the name of the output folder is too long");
     if (resumed) run_log_resume(&t->log, path, t->state.step);
     else run_log_open(&t->log, path);
+    t->seconds = t->log.seconds;
     write_options(t, options_json);
 }
 
@@ -530,7 +532,7 @@ static inline void print_outputs(const Trainer *t) {
     char name[64], seconds[32];
     end_live_line();
     printf("%s after %llu steps, %s in steps", *stop_signal() ? "stopped" : "done", (unsigned long long)t->state.step,
-           format_duration(seconds, t->state.seconds));
+           format_duration(seconds, t->seconds));
     if (t->state.skipped) printf(", %llu updates skipped", (unsigned long long)t->state.skipped);
     printf("\n");
     if (!keeps_files(t)) return;

@@ -106,7 +106,8 @@ TEST(step_of_a_line) {
         {"[{\"step\":1}]", 0, 0},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        int found = run_log_line_step(rows[i].line, strlen(rows[i].line), &step);
+        double seconds;
+        int found = run_log_line_step(rows[i].line, strlen(rows[i].line), &step, &seconds);
         CHECK(found == rows[i].found && (!found || step == rows[i].step), "%s: found %d", rows[i].line, found);
     }
 }

@@ -106,7 +106,7 @@
       "P", "choose among the likeliest that make up P; 1: among all")                                                  \
     X(EVALUATION, "sample-seed", NULL,        COUNT, sample_seed,        1337, RANGE(0, OPTION_MAX_COUNT), BESIDE,     \
       "N", "of the samples, apart from the training's random numbers")                                                 \
-    X(CHECKPOINTS, "out", "o",                TEXT,  out,                "log", ANY, BESIDE,                           \
+    X(CHECKPOINTS, "out", "o",                TEXT,  out,                "log", ANY, THIS_CALL,                        \
       "FOLDER", "log and checkpoints; '' keeps nothing")                                                               \
     X(CHECKPOINTS, "checkpoint-every", "n",   COUNT, checkpoint_every,   500, RANGE(0, OPTION_MAX_COUNT), BESIDE,      \
       "STEPS", "save this often, and at the end; 0: only at the end")                                                  \
@@ -116,7 +116,7 @@
       "STEPS", "checkpoints at multiples of this stay for good; 0: none")                                              \
     X(CHECKPOINTS, "resume", "y",             FLAG,  resume,             0, ANY, THIS_CALL,                            \
       NULL, "go on from the newest complete checkpoint in --out, if any")                                              \
-    X(DEVICES,    "threads", NULL,            COUNT, threads,            0, RANGE(0, 4096), BESIDE,                    \
+    X(DEVICES,    "threads", NULL,            COUNT, threads,            0, RANGE(0, 4096), THIS_CALL,                 \
       "N", "0: what OpenMP finds; any number gives the same bits")                                                     \
     X(DEVICES,    "recompute", "r",           COUNT, recompute,          0, RANGE(0, 2), BESIDE,                       \
       "LEVEL", "to save memory: 1 GELU, 2 layernorm too; same bits")                                                   \

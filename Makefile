@@ -170,7 +170,8 @@ SELF_TEXT := $(sort $(wildcard README.md LICENSE Makefile *.c *.cu llmc/*.h llmc
 SELF_DATA := data/self_train_000000.bin
 data: $(SELF_DATA) | tokenize
 $(SELF_DATA): $(SELF_TEXT) | $(B)/tokenize
-	$(B)/tokenize --tokenizer byte --val-fraction 0.1 --out data/self $(SELF_TEXT)
+	@echo "data: $(words $(SELF_TEXT)) files of this repository to $@"
+	@$(B)/tokenize --tokenizer byte --val-fraction 0.1 --out data/self $(SELF_TEXT)
 
 run: train_gpt data
 	./train_gpt $(RUN_OPTIONS) --out $(RUN_OUT)

@@ -175,17 +175,30 @@ static void remove_temporaries(void) {
     }
 }
 
-// As above with what a signal handler may call: only the open shards' names are at hand, older temporaries of a killed
-// run are overwritten by the next one.
-static void remove_open_and_exit(int signal_number) {
-    for (int split = 0; split < SPLITS; split++)
-        if (writers[split].path) unlink(writers[split].path);
+// As above with what a signal handler may call: names are put together by hand.
+static void remove_temporaries_and_exit(int signal_number) {
+    static char path[4096];
+    for (int split = 0; split < SPLITS; split++) {
+        const ShardWriter *w = &writers[split];
+        size_t n = w->prefix ? strlen(w->prefix) : sizeof path, m = w->split ? strlen(w->split) : 0;
+        if (n + m + 32 > sizeof path) continue;
+        memcpy(path, w->prefix, n);
+        path[n] = '_';
+        memcpy(path + n + 1, w->split, m);
+        memcpy(path + n + 1 + m, "_000000.bin.tmp", sizeof "_000000.bin.tmp");
+        for (size_t shard = w->renamed; shard < w->shards; shard++) {
+            size_t rest = shard;
+            for (char *digit = path + n + 1 + m + 6; digit > path + n + 1 + m; digit--, rest /= 10)
+                *digit = (char)('0' + rest % 10);
+            unlink(path);
+        }
+    }
     _exit(128 + signal_number);
 }
 
 static void shard_begin(ShardWriter *w) {
     static const uint32_t empty_header[TOKENS_HEADER_INTS];
-    if (w->shards > 999999) die("more than 1000000 shards\ntry: a larger --shard-tokens");
+    if (w->shards > 999999) die("more than 1000000 shards of six digits\ntry: a larger --shard-tokens");
     w->path = shard_path(w, w->shards, ".tmp");
     w->file = file_open(w->path, "wb");
     w->shards++;
@@ -327,21 +340,18 @@ static void reader_open(Reader *r, const Options *o, const Tokenizer *t) {
 }
 
 // Where the training part of a text of `size` bytes ends: the first line start (else character start) at or after
-// (1 - fraction) of it.
+// (1 - fraction) of it; UINT64_MAX, all is for training, where the text is too short for that.
 static uint64_t find_split(const Reader *r, uint64_t size) {
     uint8_t window[1 << 16];
     uint64_t target = (uint64_t)((double)size * (1 - r->options->val_fraction));
     ssize_t got = pread(fileno(r->file), window, sizeof window, (off_t)target);
-    if (got > 0) {
-        const uint8_t *newline = (const uint8_t *)memchr(window, '\n', (size_t)got);
-        uint64_t line_start = newline ? target + (uint64_t)(newline - window) + 1 : size;
-        if (line_start < size) return line_start;
-        for (ssize_t i = 0; i < got; i++)
-            if ((window[i] & 0xC0) != 0x80 && target + (uint64_t)i > 0) return target + (uint64_t)i;
-    }
-    die("'%s' has only %llu bytes: no part of it can be set apart for validation\n"
-        "try: a larger --val-fraction (now %g), or 0 for none", r->path, (unsigned long long)size,
-        r->options->val_fraction);
+    if (got <= 0) return UINT64_MAX;
+    const uint8_t *newline = (const uint8_t *)memchr(window, '\n', (size_t)got);
+    uint64_t line_start = newline ? target + (uint64_t)(newline - window) + 1 : size;
+    if (line_start < size) return line_start;
+    for (ssize_t i = 0; i < got; i++)
+        if ((window[i] & 0xC0) != 0x80 && target + (uint64_t)i > 0) return target + (uint64_t)i;
+    return UINT64_MAX;
 }
 
 // Opens the next input that is not empty; 0 when there is none.
@@ -602,17 +612,19 @@ static void tokenize(const Options *o) {
     }
     atexit(remove_temporaries);
     signal(SIGXFSZ, SIG_IGN);  // a file size limit then is an ordinary write error
-    signal(SIGINT, remove_open_and_exit);
-    signal(SIGTERM, remove_open_and_exit);
-    signal(SIGHUP, remove_open_and_exit);
+    signal(SIGINT, remove_temporaries_and_exit);
+    signal(SIGTERM, remove_temporaries_and_exit);
+    signal(SIGHUP, remove_temporaries_and_exit);
     uint64_t documents = encode_all(o, &t, &reader);
     if (!documents)
-        die("'%s' is empty: there is nothing to tokenize", o->inputs[0]);
+        die("'%s'%s: there is nothing to tokenize in it", o->inputs[0],
+            o->input_count > 1 ? " and the others" : reader.bytes_total ? " has only empty lines" : " is empty");
     for (int split = 0; split < SPLITS; split++)
         if (!writers[split].total && (split == TRAIN || o->val_fraction > 0))
-            die("no document is left for %s: %llu document%s, --val-fraction %g\n"
-                "try: another --val-fraction, 0 for no validation files, or more documents", split_names[split],
-                (unsigned long long)documents, documents == 1 ? "" : "s", o->val_fraction);
+            die("too little text: nothing is left for %s: %llu document%s, %llu bytes, --val-fraction %g\n"
+                "try: more text, another --val-fraction, or --val-fraction 0 for no validation files",
+                split == VAL ? "validation" : "training", (unsigned long long)documents, documents == 1 ? "" : "s",
+                (unsigned long long)reader.bytes_done, o->val_fraction);
     for (int split = 0; split < SPLITS; split++) shard_end(&writers[split]);
     end_live_line();
     for (int split = 0; split < SPLITS; split++) shards_publish(&writers[split]);

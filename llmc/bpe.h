@@ -77,7 +77,8 @@ static inline int bpe_class_before(const uint8_t *classes, const uint8_t *text, 
     size_t first = at - 1;
     uint32_t point;
     while (first > 0 && at - first < 4 && (text[first] & 0xC0) == 0x80) first--;
-    return utf8_decode(text + first, at - first, &point) == at - first ? classes[point] : CLASS_OTHER;
+    if (utf8_decode(text + first, at - first, &point) != at - first) return CLASS_OTHER;  // a stray byte
+    return classes[point];
 }
 
 // The largest c in 1..bytes where the text can be cut without changing a piece, whatever follows; 0: nowhere.

@@ -350,8 +350,9 @@ static inline int tokenizer_exists(const char *path) { return strcmp(path, "byte
 // Ends the program where this build cannot encode with `t`.
 static inline void tokenizer_require_encode(const Tokenizer *t) {
     if (t->kind == TOKENIZER_GPT2 && !t->bpe.classes)
-        die("the gpt2 tokenizer cannot encode: this build has no PCRE2, which knows Unicode's letters and numbers\n"
-            "try: install libpcre2-dev (Debian, Ubuntu; pcre2-devel on Fedora) and run make again, or --tokenizer byte");
+        die("the gpt2 tokenizer needs PCRE2, which this build lacks: install libpcre2-dev and run make again\n"
+            "why: PCRE2 knows which characters of Unicode are letters and numbers (Fedora calls it pcre2-devel)\n"
+            "try: --tokenizer byte, which needs nothing");
 }
 
 // ids = the ids of `bytes` bytes of text, at most one a byte; returns how many. Never gives end_of_text: a literal

@@ -15,7 +15,7 @@ SANITIZE  ?= 0
 NVCC      ?= nvcc
 CUDA_ARCH ?=
 TESTS     ?=
-RUN_OUT   ?= log
+RUN_OUT   ?=
 RUN_OPTIONS ?= --steps 1500 --lr 2e-3 --warmup 50 --val-every 250 --sample-every 500 --sample-length 300 \
                --checkpoint-every 500
 
@@ -36,7 +36,7 @@ FORCE:
 
 # Goals that compile nothing need no probes and no report.
 GOALS    := $(or $(MAKECMDGOALS),all)
-COMPILES := $(filter-out help clean format,$(GOALS))
+COMPILES := $(filter-out help clean format check-headers,$(GOALS))
 
 # ---------------------------------------------------------------------------------------------------------------
 # Which configuration
@@ -173,12 +173,16 @@ $(SELF_DATA): $(SELF_TEXT) | $(B)/tokenize
 	@echo "data: $(words $(SELF_TEXT)) files of this repository to $@"
 	@$(B)/tokenize --tokenizer byte --val-fraction 0.1 --out data/self $(SELF_TEXT)
 
+# Each run gets a folder of its own, log/run_1, log/run_2, ...: an earlier one is never written into.
 run: train_gpt data
-	./train_gpt $(RUN_OPTIONS) --out $(RUN_OUT)
-	@if python3 -c 'import matplotlib' 2>/dev/null; then \
-	    python3 scripts/plot_runs.py $(RUN_OUT) --out $(RUN_OUT)/loss.png; \
+	@out="$(RUN_OUT)"; n=1; \
+	if [ -z "$$out" ]; then while [ -e log/run_$$n ]; do n=$$((n + 1)); done; out=log/run_$$n; fi; \
+	echo ./train_gpt $(RUN_OPTIONS) --out $$out; \
+	./train_gpt $(RUN_OPTIONS) --out $$out || exit; \
+	if python3 -c 'import matplotlib' 2>/dev/null; then \
+	    python3 scripts/plot_runs.py $$out --out $$out/loss.png; \
 	else \
-	    echo "no plot: python3 with matplotlib is not here (with uv: uv run scripts/plot_runs.py $(RUN_OUT))"; \
+	    echo "no plot: python3 with matplotlib is not here (with uv: uv run scripts/plot_runs.py $$out)"; \
 	fi
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -225,7 +229,7 @@ Variables (now)
   OPENMP=$(OPENMP) PCRE2=$(PCRE2)   auto: use if found; 1: stop if missing; 0: do without
   SANITIZE=$(SANITIZE)        1: address and undefined-behaviour sanitizers, in a build folder of their own
   TESTS="a b"       run only dev/test/test_a.* and test_b.*
-  RUN_OUT=$(RUN_OUT)       output folder of make run;  RUN_OPTIONS="..." its options
+  RUN_OUT=FOLDER    output of make run (default: the first log/run_N that is free);  RUN_OPTIONS="..." its options
 This configuration builds into $(B)/
 endef
 help:

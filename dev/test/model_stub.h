@@ -1,0 +1,36 @@
+// model_stub.h: a Model and the functions llmc/trainer.h asks of a trainer, declared only. It lets check_headers.sh
+// compile the loop's headers without a trainer; a change of the contract there is a change here.
+#ifndef DEV_TEST_MODEL_STUB_H
+#define DEV_TEST_MODEL_STUB_H
+
+#include "../../llmc/adamw.h"
+#include "../../llmc/checkpoint.h"
+#include "../../llmc/tensors.h"
+
+typedef struct Model {
+    GPTConfig config;
+} Model;
+
+// C and C++ name these alike, so that a trainer of either kind could stand behind them.
+#ifdef __cplusplus
+extern "C" {
+#endif
+void model_plan(Model *model, const GPTConfig *config, const BatchShape *shape, size_t decode_T);
+size_t model_arenas(Model *model, Arena *arenas[5]);
+void model_create(Model *model);
+void model_destroy(Model *model);
+void model_init_weights(Model *model, uint64_t seed);
+void model_forward(Model *model, const int32_t *inputs, const int32_t *targets, size_t B, size_t T, float dloss);
+void model_losses(Model *model, float *losses);
+void model_zero_grad(Model *model);
+void model_backward(Model *model);
+double model_grad_norm(Model *model, int *nonfinite);
+void model_update(Model *model, const AdamWHyper *hyper);
+size_t model_checkpoint_list(Model *model, CheckpointTensor *list);
+void model_logits(Model *model, int32_t token, size_t pos, float *logits);
+int model_first_nonfinite(Model *model, char *text, size_t text_bytes);
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -29,6 +29,11 @@
 #define TOKENS_HEADER_INTS 256
 #define TOKENS_HEADER_BYTES ((size_t)1024)
 
+// Words of the header that llm.c leaves 0 and data/tokenize fills; 0 means "not said".
+#define TOKENS_NOTE_VOCABULARY 3   // ids of the tokenizer
+#define TOKENS_NOTE_TOKENIZER 4    // its kind (tokenizer.h)
+#define TOKENS_NOTE_FINGERPRINT 5  // of its vocabulary: files with different ones do not belong together
+
 // Files kept open at once: a data set may have more shards than a process may have open files.
 #define DATALOADER_OPEN_FILES 64
 
@@ -37,14 +42,16 @@ typedef struct {
     uint64_t tokens;
     uint64_t first_sample;  // number of its first sample in file order
     int token_bytes;        // 2 or 4
-    size_t recorded_V;      // vocabulary noted in the header by data/tokenize; 0: not noted (llm.c's files)
+    uint32_t note_vocabulary, note_tokenizer, note_fingerprint;  // see TOKENS_NOTE_
 } DataShard;
 
 typedef struct {
     // facts, fixed after opening
     uint64_t num_shards, total_tokens;
     uint64_t samples_per_epoch;  // 0 where no file has T + 1 tokens: dataloader_require() says so
-    size_t T, V;
+    size_t T;
+    size_t V;                              // as asked for, else as noted in the files, else 0
+    uint32_t tokenizer_kind, fingerprint;  // as noted in the files; 0: not said
     uint64_t seed;
     int shuffle;
     // the rest is the loader's own
@@ -173,7 +180,9 @@ static inline int tokens_open(DataShard *shard, size_t V, const char *option) {
             "try: download or make the file again", option, path, header.word[2]);
     shard->tokens = header.word[2];  // unsigned: llm.c's int32 count, and files up to 4 billion tokens
     shard->token_bytes = magic == TOKENS_MAGIC_UINT16 ? 2 : 4;
-    shard->recorded_V = header.word[3];
+    shard->note_vocabulary = header.word[TOKENS_NOTE_VOCABULARY];
+    shard->note_tokenizer = header.word[TOKENS_NOTE_TOKENIZER];
+    shard->note_fingerprint = header.word[TOKENS_NOTE_FINGERPRINT];
     tokens_check_size(option, path, shard->tokens, (uint64_t)shard->token_bytes, file_bytes);
     if (shard->token_bytes == 2 && V > 65536)
         die("%s '%s': the file has 2-byte ids, which end at 65535, but the vocabulary is %zu\n"
@@ -187,6 +196,18 @@ static inline int tokens_open(DataShard *shard, size_t V, const char *option) {
 
 static inline int dataloader_compare_paths(const void *a, const void *b) {
     return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+// Takes over what a file notes about its tokenizer; files of two tokenizers end the program.
+static inline void dataloader_note(DataLoader *dl, const DataShard *shard, int wants_V) {
+    const DataShard *first = &dl->shards[0];
+    if (shard->note_fingerprint && dl->fingerprint && shard->note_fingerprint != dl->fingerprint)
+        die("%s '%s': this file was made with another tokenizer (%u ids) than '%s' (%u ids)\n"
+            "try: a pattern that matches the files of one data set only",
+            dl->option_name, shard->path, shard->note_vocabulary, first->path, first->note_vocabulary);
+    if (!dl->fingerprint) dl->fingerprint = shard->note_fingerprint;
+    if (!dl->tokenizer_kind) dl->tokenizer_kind = shard->note_tokenizer;
+    if (wants_V) dl->V = max_size(dl->V, shard->note_vocabulary);
 }
 
 // Opens the named files, in this order. See dataloader_open().
@@ -209,9 +230,9 @@ static inline void dataloader_open_paths(DataLoader *dl, char *const *paths, siz
         shard->path = checked_strdup(paths[i]);
         shard->first_sample = dl->samples_per_epoch;
         close(tokens_open(shard, V, option_name));
+        dataloader_note(dl, shard, V == 0);
         dl->total_tokens += shard->tokens;
         dl->samples_per_epoch += (shard->tokens - 1) / T;
-        if (V == 0) dl->V = max_size(dl->V, shard->recorded_V);
     }
 }
 
@@ -413,6 +434,8 @@ static inline void dataloader_check_ids(const DataLoader *dl, uint64_t shard_ind
 // samples are cut into calls, across epochs too. No allocation. One call at a time per loader.
 static inline void dataloader_fetch(DataLoader *dl, uint64_t first, size_t count, int32_t *inp, int32_t *tgt) {
     if (dl->samples_per_epoch == 0) dataloader_require(dl, 1, 1);
+    if (dl->V == 0)
+        die("%s '%s': no vocabulary to check ids against (a fault of this program)", dl->option_name, dl->pattern);
     for (size_t i = 0; i < count; i++) {
         uint64_t sample = dataloader_sample(dl, first + i);
         uint64_t shard = dataloader_find_shard(dl, sample);

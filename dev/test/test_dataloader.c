@@ -37,6 +37,13 @@ static void write_tokens(const char *name, uint32_t magic, uint32_t version, uin
     file_close(file, path);
 }
 
+// Puts a note of data/tokenize into a file's header.
+static void write_note(const char *name, int word, uint32_t value) {
+    int fd = open(in_folder(name), O_RDWR);
+    CHECK(pwrite(fd, &value, sizeof value, 4 * word) == 4, "cannot write");
+    close(fd);
+}
+
 static void write_good(const char *name, size_t tokens, int token_bytes, uint32_t first) {
     int wide = token_bytes == 4;
     write_tokens(name, wide ? TOKENS_MAGIC_UINT32 : TOKENS_MAGIC_UINT16,
@@ -116,6 +123,7 @@ TEST(each_damage_has_its_sentence) {
     CHECK_DIES(1, "2-byte ids, which end at 65535, but the vocabulary is 65537", open_one("two-bytes", 65537));
     check_own_sentence("two-bytes");
     open_one("two-bytes", 65536);
+    CHECK_DIES(1, "two-bytes/x.bin': Not a directory", open_one("two-bytes/x.bin", 256));
     clear_folder();
 }
 
@@ -213,6 +221,32 @@ TEST(ids_beyond_the_vocabulary) {
     }
     write_good("ids.bin", 9, 4, 0x7ffffffe);  // 0x80000000 and up must not pass as negative
     CHECK_DIES(1, "id 2147483648", fetch_all("ids.bin", 4, (size_t)1 << 31));
+    clear_folder();
+}
+
+// V = 0 asks for the vocabulary the files note; files that note different tokenizers are refused.
+TEST(notes_of_the_tokenizer) {
+    DataLoader dl;
+    write_good("n_0.bin", 30, 2, 0);
+    write_good("n_1.bin", 30, 2, 0);
+    dataloader_open(&dl, in_folder("n_*.bin"), 8, 1, 1, 0, "--train");
+    CHECK(dl.V == 0 && dl.fingerprint == 0 && dl.tokenizer_kind == 0, "a note where there is none");
+    dataloader_close(&dl);
+    CHECK_DIES(1, "no vocabulary", fetch_all("n_0.bin", 8, 0));
+    write_note("n_1.bin", TOKENS_NOTE_VOCABULARY, 257);
+    write_note("n_1.bin", TOKENS_NOTE_TOKENIZER, 1);
+    write_note("n_1.bin", TOKENS_NOTE_FINGERPRINT, 0xabcdef01);
+    dataloader_open(&dl, in_folder("n_*.bin"), 8, 1, 1, 0, "--train");
+    CHECK(dl.V == 257 && dl.fingerprint == 0xabcdef01 && dl.tokenizer_kind == 1, "V is %d", (int)dl.V);
+    dataloader_close(&dl);
+    dataloader_open(&dl, in_folder("n_*.bin"), 8, 1, 1, 300, "--train");
+    CHECK(dl.V == 300, "the note wins over the vocabulary asked for");
+    dataloader_close(&dl);
+    fetch_all("n_1.bin", 8, 0);
+    write_note("n_1.bin", TOKENS_NOTE_VOCABULARY, 20);
+    CHECK_DIES(1, "is id 20, the vocabulary has ids 0 to 19", fetch_all("n_1.bin", 8, 0));
+    write_note("n_0.bin", TOKENS_NOTE_FINGERPRINT, 0xabcdef02);
+    CHECK_DIES(1, "another tokenizer (20 ids)", open_one("n_*.bin", 256));
     clear_folder();
 }
 
@@ -562,6 +596,7 @@ int main(void) {
     RUN(looks_like);
     RUN(one_bad_file_among_many);
     RUN(ids_beyond_the_vocabulary);
+    RUN(notes_of_the_tokenizer);
     RUN(file_shrinks_while_open);
     RUN(sixteen_tokens_are_too_few);
     RUN(suggestions_are_the_largest);

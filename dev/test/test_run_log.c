@@ -119,6 +119,7 @@ TEST(write_then_resume) {
     for (uint64_t step = 1; step <= 10; step++) {
         RunRecord record = run_record(step, 100 * step);
         RUN_RECORD_SET(&record, loss, 4.0 / (double)step);
+        RUN_RECORD_SET(&record, time_s, 0.5 * (double)step);
         run_log_write(&log, &record);
         read_text(before, sizeof before);  // flushed: there before the log is closed
         CHECK(before[strlen(before) - 1] == '\n', "line %d is not on disk", (int)step);
@@ -127,9 +128,11 @@ TEST(write_then_resume) {
     read_text(before, sizeof before);
     run_log_resume(&log, path, 7);
     CHECK(log.kept == 7 && log.dropped == 3, "kept %d, dropped %d", (int)log.kept, (int)log.dropped);
+    CHECK(log.seconds == 3.5, "the clock goes on from %g", log.seconds);
     for (uint64_t step = 8; step <= 10; step++) {
         RunRecord record = run_record(step, 100 * step);
         RUN_RECORD_SET(&record, loss, 4.0 / (double)step);
+        RUN_RECORD_SET(&record, time_s, 0.5 * (double)step);
         run_log_write(&log, &record);
     }
     run_log_close(&log);

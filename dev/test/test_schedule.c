@@ -101,6 +101,18 @@ TEST(shape) {
             }
 }
 
+// (1 - 0.9) * 10 is 0.99999999999999978 in double; the decay still starts at step 1.
+TEST(wsd_decay_starts_at_a_whole_step) {
+    Schedule s = schedule(SCHEDULE_WSD, 0, 10, 0.0);
+    s.decay_fraction = 0.9;
+    CHECK(schedule_lr(&s, 1) == 1, "step 1: %.17g", schedule_lr(&s, 1));
+    CHECK(fabs(schedule_lr(&s, 5) - (1 - 2.0 / 3)) < 1e-14, "step 5: %.17g", schedule_lr(&s, 5));
+    s.decay_fraction = 1;
+    CHECK(schedule_lr(&s, 0) == 1 && schedule_lr(&s, 1) < 1, "all of the run decays");
+    s.decay_fraction = 0;
+    CHECK(schedule_lr(&s, 9) == 1 && schedule_lr(&s, 10) == 0, "nothing of the run decays");
+}
+
 TEST(scales_with_peak) {
     Schedule s = schedule(SCHEDULE_COSINE, 5, 50, 0.1), t = s;
     t.peak_lr = 6e-4;
@@ -139,6 +151,7 @@ TEST(refusals) {
 int main(void) {
     RUN(table);
     RUN(shape);
+    RUN(wsd_decay_starts_at_a_whole_step);
     RUN(scales_with_peak);
     RUN(names);
     RUN(refusals);

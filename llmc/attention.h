@@ -121,15 +121,18 @@ static inline void att_rows(float *out, size_t out_stride, const float *a, size_
     if (c < columns) att_product(out + c, out_stride, a, a_row, a_k, b + c, b_stride, K, 1, add);
 }
 
-// `rows` <= 64 rows of HS floats, `stride` apart, into packed (64, HSp), zero around them.
+// `rows` <= 64 rows of HS floats, `stride` apart, into packed (64, HSp), zero around them. (A plain loop becomes a call
+// of memcpy for each short row.)
 static inline void att_pack(float *RESTRICT packed, const float *RESTRICT inp, size_t stride, size_t rows,
                             AttShape shape) {
     for (size_t i = 0; i < rows; i++) {
-        float *RESTRICT to = packed + i * shape.HSp;
-        for (size_t d = 0; d < shape.HS; d++) to[d] = inp[i * stride + d];
-        for (size_t d = shape.HS; d < shape.HSp; d++) to[d] = 0.0f;
+        float *to = packed + i * shape.HSp;
+        const float *from = inp + i * stride;
+        size_t d = 0;
+        for (; d + VEC_WIDTH <= shape.HS; d += VEC_WIDTH) vec_store(to + d, vec_load(from + d));
+        if (d < shape.HS) vec_store(to + d, vec_load_partial(from + d, shape.HS - d));
     }
-    memset(packed + rows * shape.HSp, 0, (ATT_TILE - rows) * shape.HSp * sizeof(float));
+    if (rows < ATT_TILE) memset(packed + rows * shape.HSp, 0, (ATT_TILE - rows) * shape.HSp * sizeof(float));
 }
 
 // (64, HSp) -> (HSp, 64)
@@ -177,9 +180,15 @@ static inline void att_per_key(float *acc, const float *scores, const float *b, 
     }
 }
 
-// Keys that VEC_WIDTH queries from `lane` on can see in a block; the group's rows beyond are not read by anyone.
-static inline size_t att_visible_keys(size_t keys, size_t lane, int diagonal) {
-    return diagonal ? min_size(round_up(keys, ATT_ROWS), lane + VEC_WIDTH) : keys;
+// The keys of a block that VEC_WIDTH queries from `lane` on can see; rows beyond are not read by anyone. On the diagonal
+// the scores of keys after their query become -inf here, so that what follows need not know about it: exp makes 0 of
+// them. (Masking inside the softmax loops made gcc give up on vector code.)
+static inline size_t att_mask(float *scores, size_t keys, size_t lane, int diagonal) {
+    if (!diagonal) return keys;
+    keys = min_size(round_up(keys, ATT_ROWS), lane + VEC_WIDTH);
+    for (size_t j = lane + 1; j < keys; j++)
+        for (size_t i = lane; i < j; i++) scores[j * ATT_TILE + i] = -INFINITY;
+    return keys;
 }
 
 // ----------------------------------------------------------------------------------------------------------------
@@ -187,18 +196,17 @@ static inline size_t att_visible_keys(size_t keys, size_t lane, int diagonal) {
 
 // One block's turn of the running softmax for VEC_WIDTH queries: raw scores in p become P; the new maximum and sum go
 // to max and sum; `correction` is what the earlier blocks' sums must be multiplied with.
-ALWAYS_INLINE void att_softmax_lanes(float *RESTRICT p, float *RESTRICT max, float *RESTRICT sum,
-                                     float *RESTRICT correction, size_t lane, size_t keys, const int diagonal,
-                                     float scale) {
+static inline void att_softmax_lanes(float *RESTRICT p, float *RESTRICT max, float *RESTRICT sum,
+                                     float *RESTRICT correction, size_t keys, float scale) {
     float new_max[VEC_WIDTH], new_sum[VEC_WIDTH];
-    for (size_t i = 0; i < VEC_WIDTH; i++) new_max[i] = max[i];
-    for (size_t j = 0; j < keys; j++)
-        for (size_t i = 0; i < VEC_WIDTH; i++) {
-            float score = p[j * ATT_TILE + i] * scale;
-            if (diagonal) score = lane + i < j ? -INFINITY : score;
-            p[j * ATT_TILE + i] = score;
-            new_max[i] = score > new_max[i] ? score : new_max[i];
-        }
+    const vecf scales = vec_set1(scale);
+    vecf largest = vec_load(max);
+    for (size_t j = 0; j < keys; j++) {
+        vecf score = vec_load(p + j * ATT_TILE) * scales;
+        vec_store(p + j * ATT_TILE, score);
+        largest = vec_max(score, largest);
+    }
+    vec_store(new_max, largest);
     for (size_t i = 0; i < VEC_WIDTH; i++) {
         correction[i] = vexpf(max[i] - new_max[i]);
         new_sum[i] = sum[i] * correction[i];
@@ -234,11 +242,8 @@ static inline void att_forward_tile(float *out, float *lse, const float *qkv, si
         att_pack(s.v, qkv + 2 * shape.C + key * stride, stride, keys, shape);
         att_scores(s.p, s.k, s.qt, keys, queries, diagonal, shape);
         for (size_t i = 0; i < queries; i += VEC_WIDTH) {
-            size_t visible = att_visible_keys(keys, i, diagonal);
-            if (diagonal)
-                att_softmax_lanes(s.p + i, max + i, sum + i, correction + i, i, visible, 1, shape.scale);
-            else
-                att_softmax_lanes(s.p + i, max + i, sum + i, correction + i, i, visible, 0, shape.scale);
+            size_t visible = att_mask(s.p, keys, i, diagonal);
+            att_softmax_lanes(s.p + i, max + i, sum + i, correction + i, visible, shape.scale);
         }
         if (key > 0)
             for (size_t i = 0; i < queries; i++)
@@ -276,18 +281,14 @@ static inline void attention_forward(float *out, float *lse, const float *qkv, s
 // Backward
 
 // Raw scores in p and dP in ds, for VEC_WIDTH queries, become P and dS.
-ALWAYS_INLINE void att_dscores_lanes(float *RESTRICT p, float *RESTRICT ds, const float *RESTRICT lse,
-                                     const float *RESTRICT D, size_t lane, size_t keys, const int diagonal,
-                                     float scale) {
+static inline void att_dscores_lanes(float *RESTRICT p, float *RESTRICT ds, const float *RESTRICT lse,
+                                     const float *RESTRICT D, size_t keys, float scale) {
     for (size_t j = 0; j < keys; j++)
         for (size_t i = 0; i < VEC_WIDTH; i++) {
             size_t ix = j * ATT_TILE + i;
             float prob = vexpf(p[ix] * scale - lse[i]);
-            float dscore = prob * (ds[ix] - D[i]);
-            if (diagonal) prob = lane + i < j ? 0.0f : prob;
-            if (diagonal) dscore = lane + i < j ? 0.0f : dscore;
+            ds[ix] = round_grad(prob * (ds[ix] - D[i]));
             p[ix] = round_act(prob);
-            ds[ix] = round_grad(dscore);
         }
 }
 
@@ -331,11 +332,8 @@ static inline void att_backward_tile(float *dqkv, const float *dout, const float
         att_scores(s.p, s.k, s.qt, keys, queries, diagonal, shape);
         att_scores(s.ds, s.v, s.doutt, keys, queries, diagonal, shape);
         for (size_t i = 0; i < queries; i += VEC_WIDTH) {
-            size_t visible = att_visible_keys(keys, i, diagonal);
-            if (diagonal)
-                att_dscores_lanes(s.p + i, s.ds + i, tile_lse + i, D + i, i, visible, 1, shape.scale);
-            else
-                att_dscores_lanes(s.p + i, s.ds + i, tile_lse + i, D + i, i, visible, 0, shape.scale);
+            size_t visible = att_mask(s.p, keys, i, diagonal);
+            att_dscores_lanes(s.p + i, s.ds + i, tile_lse + i, D + i, visible, shape.scale);
         }
         att_per_key(s.dv + key * shape.HSp, s.p, s.dout, keys, queries, diagonal, shape);
         att_per_key(s.dk + key * shape.HSp, s.ds, s.q, keys, queries, diagonal, shape);

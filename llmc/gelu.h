@@ -26,8 +26,7 @@ static inline float gelu_value(float x) {
 // d gelu / dx = s + x s (1 - s) 2u', and s (1 - s) = e s s with e = exp(-2u), which does not cancel. Outside +-10 the
 // derivative is 0 or 1 to 1e-35; holding x there keeps e finite, so that no inf * 0 makes a NaN of a good value.
 static inline float gelu_derivative(float x) {
-    x = x > 10.0f ? 10.0f : x;
-    x = x < -10.0f ? -10.0f : x;
+    x = fabsf(x) > 10.0f ? copysignf(10.0f, x) : x;
     float e = vexpf(x * fmaf(GELU_CUBIC, x * x, GELU_LINEAR));
     float s = 1.0f / (1.0f + e);
     float minus_2du = fmaf(3.0f * GELU_CUBIC, x * x, GELU_LINEAR);

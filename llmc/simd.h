@@ -33,6 +33,7 @@ ALWAYS_INLINE vecf vec_load(const float *p) { return _mm512_loadu_ps(p); }
 ALWAYS_INLINE void vec_store(float *p, vecf x) { _mm512_storeu_ps(p, x); }
 ALWAYS_INLINE vecf vec_set1(float x) { return _mm512_set1_ps(x); }
 ALWAYS_INLINE vecf vec_fma(vecf a, vecf b, vecf c) { return _mm512_fmadd_ps(a, b, c); }
+ALWAYS_INLINE vecf vec_max(vecf a, vecf b) { return _mm512_max_ps(a, b); }
 
 ALWAYS_INLINE vecf vec_load_partial(const float *p, size_t n) {
     return _mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), p);
@@ -60,6 +61,7 @@ ALWAYS_INLINE vecf vec_load(const float *p) { return _mm256_loadu_ps(p); }
 ALWAYS_INLINE void vec_store(float *p, vecf x) { _mm256_storeu_ps(p, x); }
 ALWAYS_INLINE vecf vec_set1(float x) { return _mm256_set1_ps(x); }
 ALWAYS_INLINE vecf vec_fma(vecf a, vecf b, vecf c) { return _mm256_fmadd_ps(a, b, c); }
+ALWAYS_INLINE vecf vec_max(vecf a, vecf b) { return _mm256_max_ps(a, b); }
 
 // The first n lanes on, the others off: a window of a row of ones followed by zeros.
 ALWAYS_INLINE __m256i vec_lane_mask(size_t n) {
@@ -85,6 +87,7 @@ ALWAYS_INLINE vecf vec_zip_hi(vecf a, vecf b) {
 typedef float32x4_t vecf;
 ALWAYS_INLINE vecf vec_set1(float x) { return vdupq_n_f32(x); }
 ALWAYS_INLINE vecf vec_fma(vecf a, vecf b, vecf c) { return vfmaq_f32(c, a, b); }
+ALWAYS_INLINE vecf vec_max(vecf a, vecf b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
 ALWAYS_INLINE vecf vec_zip_lo(vecf a, vecf b) { return vzip1q_f32(a, b); }
 ALWAYS_INLINE vecf vec_zip_hi(vecf a, vecf b) { return vzip2q_f32(a, b); }
 #elif defined(__SSE2__)
@@ -93,6 +96,7 @@ ALWAYS_INLINE vecf vec_zip_hi(vecf a, vecf b) { return vzip2q_f32(a, b); }
 typedef __m128 vecf;
 ALWAYS_INLINE vecf vec_set1(float x) { return _mm_set1_ps(x); }
 ALWAYS_INLINE vecf vec_fma(vecf a, vecf b, vecf c) { return a * b + c; }
+ALWAYS_INLINE vecf vec_max(vecf a, vecf b) { return _mm_max_ps(a, b); }
 ALWAYS_INLINE vecf vec_zip_lo(vecf a, vecf b) { return _mm_unpacklo_ps(a, b); }
 ALWAYS_INLINE vecf vec_zip_hi(vecf a, vecf b) { return _mm_unpackhi_ps(a, b); }
 #else
@@ -104,6 +108,11 @@ ALWAYS_INLINE vecf vec_set1(float x) {
     return r;
 }
 ALWAYS_INLINE vecf vec_fma(vecf a, vecf b, vecf c) { return a * b + c; }
+ALWAYS_INLINE vecf vec_max(vecf a, vecf b) {
+    vecf r;
+    for (int i = 0; i < 4; i++) r[i] = a[i] > b[i] ? a[i] : b[i];
+    return r;
+}
 ALWAYS_INLINE vecf vec_zip_lo(vecf a, vecf b) {
     vecf r = {a[0], b[0], a[1], b[1]};
     return r;
@@ -141,6 +150,7 @@ ALWAYS_INLINE void vec_store_partial(float *p, vecf x, size_t n) {
 //   vec_load_partial(p, n)         the first n <= VEC_WIDTH lanes from p, zero above; memory beyond p[n-1] is not touched
 //   vec_store_partial(p, x, n)     the first n lanes
 //   vec_fma(a, b, c)               a * b + c
+//   vec_max(a, b)                  a > b ? a : b, so b where either is NaN
 //   vec_zip_lo, vec_zip_hi(a, b)   a0 b0 a1 b1 ...: its first half, its second half
 
 ALWAYS_INLINE vecf vec_zero(void) { return vec_set1(0.0f); }

@@ -23,48 +23,47 @@ static inline float vmath_float(uint32_t bits) {
     return x;
 }
 
-// Splits x = n ln2 + r with |r| <= ln2/2; *n is whole, and returned is e^r - 1. For |x| < 2^21.
-// Adding 1.5 * 2^23 leaves n in the low bits of the sum. ln2 is taken in two floats; both products are inside an FMA,
-// so r's error is that of the second one's rounding. The polynomial is (e^r - 1 - r) / r^2 to 1.7e-10 of e^r - 1
-// (Chebyshev fit over [-0.34666, 0.34666], made for this file with mpmath).
-static inline float vmath_expm1_reduced(float x, float *n) {
+// Splits x = n ln2 + r with |r| <= ln2/2 and returns e^r - 1; for |x| < 2^21. Adding 1.5 * 2^23 leaves n in the low bits
+// of the sum, which is *shifted: its bits are 0x4b400000 + n, and the constant's low 22 bits are 0. ln2 is taken in two
+// floats; both products are inside an FMA, so r's error is that of the second one's rounding. The polynomial is
+// (e^r - 1 - r) / r^2 to 1.7e-10 of e^r - 1 (Chebyshev fit over [-0.34666, 0.34666], made for this file with mpmath).
+static inline float vmath_expm1_reduced(float x, uint32_t *shifted) {
     const float shift = 12582912.0f;
-    float whole = fmaf(x, 1.44269504f, shift) - shift;
-    float r = fmaf(whole, -0x1.62e43p-1f, x);
-    r = fmaf(whole, 0x1.05c61p-29f, r);
+    float sum = fmaf(x, 1.44269504f, shift);
+    float n = sum - shift;
+    float r = fmaf(n, -0x1.62e43p-1f, x);
+    r = fmaf(n, 0x1.05c61p-29f, r);
     float p = fmaf(0x1.a12506p-13f, r, 0x1.6d433cp-10f);
     p = fmaf(p, r, 0x1.1110ep-7f);
     p = fmaf(p, r, 0x1.5554e8p-5f);
     p = fmaf(p, r, 0x1.555556p-3f);
     p = fmaf(p, r, 0.5f);
-    *n = whole;
+    *shifted = vmath_bits(sum);
     return fmaf(r * r, p, r);
 }
 
 // e^x.
 static inline float vexpf(float x) {
-    // Beyond these the result is inf or 0 anyway, and n stays where the exponent arithmetic below is right. Written so
-    // that NaN, which compares false, passes through.
-    x = x > 89.0f ? 89.0f : x;
-    x = x < -104.0f ? -104.0f : x;
-    float n;
-    float p = 1.0f + vmath_expm1_reduced(x, &n);
+    uint32_t shifted;
+    float p = 1.0f + vmath_expm1_reduced(x, &shifted);
     // 2^n in two factors: n reaches 128 and -150, which a float's exponent does not. The first product is exact. The
-    // float n plus the shift holds the integer n in its low bits; NaN there makes nonsense that NaN * nonsense hides.
-    int32_t whole = (int32_t)(vmath_bits(n + 12582912.0f) - 0x4b400000u);
-    int32_t half = whole >> 1;
-    float scale1 = vmath_float((uint32_t)(half + 127) << 23);
-    float scale2 = vmath_float((uint32_t)(whole - half + 127) << 23);
-    return p * scale1 * scale2;
+    // shifts drop all but the low 9 bits of the sums, where only n is. (Adding n to p's exponent bits would save a
+    // product and lose NaN.)
+    uint32_t half = shifted >> 1;
+    p = p * vmath_float((half + 127u) << 23) * vmath_float((shifted - half + 127u) << 23);
+    // Far out the above is nonsense. Two selects at the end, off the chain of operations, beat clamping x at its start;
+    // NaN compares false and stays.
+    p = x < -104.0f ? 0.0f : p;
+    return x > 89.0f ? INFINITY : p;
 }
 
 // tanh(x) = t / (t + 2) with t = e^(2|x|) - 1, then x's sign. t is exact to an ulp near 0 (no e^y - 1 in floats).
 static inline float vtanhf(float x) {
     float y = 2.0f * fabsf(x);
     y = y > 20.0f ? 20.0f : y;  // tanh(10) rounds to 1
-    float n;
-    float p = vmath_expm1_reduced(y, &n);
-    float scale = vmath_float((vmath_bits(n + 12582912.0f) - 0x4b400000u + 127u) << 23);
+    uint32_t shifted;
+    float p = vmath_expm1_reduced(y, &shifted);
+    float scale = vmath_float((shifted + 127u) << 23);
     float t = fmaf(scale, p, scale - 1.0f);
     // The sum's rounding error is taken back to first order; 1 / (t + 2) is (1 - tanh) / 2. Without: 2.2 ulp. Beyond
     // 4 it no longer matters, and beyond 2^24 it would be wrong.

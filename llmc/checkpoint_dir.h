@@ -119,7 +119,7 @@ static inline int checkpoint_write_manifest(const char *dir, uint64_t step, cons
     }
     json_end(&w, ']');
     json_end(&w, '}');
-    json_put_bytes(&w, "\n", 1);
+    // No newline at the end: then a file cut by one byte is no JSON any more.
     if (!path_join(path, dir, CHECKPOINT_MANIFEST)) path[0] = 0;  // cannot be: the folder was made with room to spare
     safe_file_create(&file, path, message);
     safe_file_write(&file, text, w.used);
@@ -131,7 +131,7 @@ static inline int checkpoint_verify_file(const char *dir, const char *name, uint
                                          size_t buffer_bytes, Message *message) {
     char path[SAFE_PATH_BYTES];
     struct stat st;
-    uint64_t found_bytes, found_sum;
+    uint64_t found_bytes = 0, found_sum = 0;
     if (!path_join(path, dir, name) || stat(path, &st) != 0 || !S_ISREG(st.st_mode)) {
         message_add(message, "%s is missing", name);
         return CHECKPOINT_DAMAGED;

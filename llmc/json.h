@@ -325,9 +325,10 @@ static inline void json_writer(JsonWriter *w, char *text, size_t capacity) {
 static inline int json_fits(const JsonWriter *w) { return w->used < w->capacity; }
 
 static inline void json_put_bytes(JsonWriter *w, const char *bytes, size_t count) {
-    for (size_t i = 0; i < count; i++, w->used++)
-        if (w->used + 1 < w->capacity) w->text[w->used] = bytes[i];
-    if (w->capacity) w->text[min_size(w->used, w->capacity - 1)] = 0;
+    size_t last = w->capacity ? w->capacity - 1 : 0;  // of the buffer: kept for the NUL
+    if (w->used < last) memcpy(w->text + w->used, bytes, min_size(count, last - w->used));
+    w->used += count;
+    if (w->capacity) w->text[min_size(w->used, last)] = 0;
 }
 
 // Text that is JSON already, as one value.

@@ -28,11 +28,11 @@ static const char *fixture(const char *name) {
 // Every kind of neighbour: classes of characters, apostrophes, and bytes that are no UTF-8.
 static size_t random_text(uint8_t *text, size_t room, int valid_only) {
     static const char *const parts[] = {
-        "a", "s", "t", "ll", "re", "ve", "e", "Z", "\u00e9", "\u4e2d", "\U00020bb7", "1", "\u00b2", "\u0663", "'", "'", "!",
+        "a", "s", "t", "m", "d", "ll", "re", "ve", "l", "Z", "\u00e9", "\u4e2d", "\U00020bb7", "1", "\u00b2", "\u0663", "'", "'", "!",
         "\u2019", "\U0001f600", "\u0301", "\u200b", " ", " ", "  ", "\n", "\r\n", "\t", "\u00a0", "\u3000", "\xc2\x85", "hello",
         // no UTF-8: stray continuation, lone leads, overlong, surrogate, beyond the last character
         "\x80", "\xbf\xbf", "\xc3", "\xe4\xb8", "\xf0\x9f\x98", "\xc0\xaf", "\xed\xa0\x80", "\xf4\x90\x80\x80", "\xff", "\xe3\x80"};
-    uint32_t count = valid_only ? 31 : sizeof parts / sizeof parts[0];
+    uint32_t count = valid_only ? 33 : sizeof parts / sizeof parts[0];
     size_t bytes = 0;
     for (;;) {
         const char *part = parts[random_below(count)];

@@ -69,34 +69,95 @@ static inline float rand_uniform(uint64_t seed, uint32_t purpose, uint32_t strea
     return rand_uniform_from_bits(rand_u32(seed, purpose, stream, step, element));
 }
 
-// Four independent standard normal numbers from one block: Box-Muller on words (0, 1) and (2, 3), in double, so that
-// the float each is stored as is the same whichever C library computed the logarithm (but for a rare last bit).
-// The half in (word + 0.5) keeps the logarithm finite: |z| <= sqrt(-2 ln 2^-33) = 6.77.
-static inline void rand_normal4(double z[4], RandBlock block) {
-    for (int pair = 0; pair < 4; pair += 2) {
-        double radius = sqrt(-2.0 * log(((double)block.word[pair] + 0.5) * 0x1p-32));
-        double angle = 6.283185307179586 * ((double)block.word[pair + 1] * 0x1p-32);
-        z[pair] = radius * cos(angle);
-        z[pair + 1] = radius * sin(angle);
+// ----------------------------------------------------------------------------------------------------------------
+// Normal numbers: Box-Muller in double. Logarithm, sine and cosine are made here from +, -, * and / alone, so that
+// initial weights are the same bits with every C library and compiler, and so that the loops vectorise.
+
+// ln(x) for a normal positive x: x = 2^e * m with m in [sqrt(1/2), sqrt(2)), ln(m) = 2 artanh((m - 1) / (m + 1)).
+static inline double rand_log(double x) {
+    uint64_t bits, sqrt_half = 0x3fe6a09e667f3bcdu;
+    memcpy(&bits, &x, sizeof bits);
+    uint64_t shifted = bits - sqrt_half;
+    int32_t e = (int32_t)(uint32_t)(shifted >> 32) >> 20;
+    bits = (shifted & 0xfffffffffffffu) + sqrt_half;
+    double m;
+    memcpy(&m, &bits, sizeof m);
+    double f = (m - 1) / (m + 1), s = f * f;
+    double series = 1.0 / 19;
+    series = series * s + 1.0 / 17;
+    series = series * s + 1.0 / 15;
+    series = series * s + 1.0 / 13;
+    series = series * s + 1.0 / 11;
+    series = series * s + 1.0 / 9;
+    series = series * s + 1.0 / 7;
+    series = series * s + 1.0 / 5;
+    series = series * s + 1.0 / 3;
+    return (double)e * 0.6931471805599453 + (2 * f + 2 * f * (s * series));
+}
+
+// cos and sin of a full turn times word / 2^32: exact reduction to an eighth of a turn, then the Taylor series.
+static inline void rand_cos_sin(double *cosine, double *sine, uint32_t word) {
+    uint32_t quadrant = (word + 0x20000000u) >> 30;
+    double angle = 6.283185307179586 * 0x1p-32 * (double)(int32_t)(word - (quadrant << 30)), s = angle * angle;
+    double c = 1.0 / 20922789888000, d = 1.0 / 355687428096000;  // 16! and 17!
+    c = c * s - 1.0 / 87178291200, d = d * s - 1.0 / 1307674368000;
+    c = c * s + 1.0 / 479001600, d = d * s + 1.0 / 6227020800;
+    c = c * s - 1.0 / 3628800, d = d * s - 1.0 / 39916800;
+    c = c * s + 1.0 / 40320, d = d * s + 1.0 / 362880;
+    c = c * s - 1.0 / 720, d = d * s - 1.0 / 5040;
+    c = c * s + 1.0 / 24, d = d * s + 1.0 / 120;
+    c = c * s - 1.0 / 2, d = d * s - 1.0 / 6;
+    c = c * s + 1, d = (d * s) * angle + angle;
+    double swapped_c = quadrant & 1 ? d : c, swapped_d = quadrant & 1 ? c : d;
+    *cosine = (quadrant + 1) & 2 ? -swapped_c : swapped_c;
+    *sine = quadrant & 2 ? -swapped_d : swapped_d;
+}
+
+// Two independent standard normal numbers from two random words. The half keeps the logarithm finite:
+// |z| <= sqrt(-2 ln 2^-33) = 6.77.
+static inline void rand_normal_pair(double *z0, double *z1, uint32_t word0, uint32_t word1) {
+    double radius = sqrt(-2.0 * rand_log(((double)word0 + 0.5) * 0x1p-32));
+    rand_cos_sin(z0, z1, word1);
+    *z0 *= radius;
+    *z1 *= radius;
+}
+
+#define RAND_CHUNK_BLOCKS 64
+
+// The 256 normal numbers of 64 blocks, words (0, 1) and (2, 3) of each making a pair.
+static inline void rand_normal_chunk(float *x, size_t first_block, float std, uint64_t seed, uint32_t stream) {
+    uint32_t word[4][RAND_CHUNK_BLOCKS];
+    float z[4][RAND_CHUNK_BLOCKS];
+    for (int i = 0; i < RAND_CHUNK_BLOCKS; i++) {
+        RandBlock block = rand_block(seed, RAND_INIT, stream, 0, first_block + (size_t)i);
+        for (int lane = 0; lane < 4; lane++) word[lane][i] = block.word[lane];
     }
+    for (int lane = 0; lane < 4; lane += 2)
+        for (int i = 0; i < RAND_CHUNK_BLOCKS; i++) {
+            double z0, z1;
+            rand_normal_pair(&z0, &z1, word[lane][i], word[lane + 1][i]);
+            z[lane][i] = (float)((double)std * z0);
+            z[lane + 1][i] = (float)((double)std * z1);
+        }
+    for (int i = 0; i < RAND_CHUNK_BLOCKS; i++)
+        for (int lane = 0; lane < 4; lane++) x[4 * i + lane] = z[lane][i];
 }
 
 // x[i] = std * z(first_index + i) for i < n: normal numbers for the elements first_index.. of `stream` (a tensor's
 // number), purpose RAND_INIT. The same values for any number of threads and however a tensor is cut into calls.
 static inline void rand_normal_fill(float *x, size_t n, size_t first_index, float std, uint64_t seed, uint32_t stream) {
+    const size_t chunk_elems = 4 * RAND_CHUNK_BLOCKS;
     if (n == 0) return;
-    size_t first_block = first_index >> 2, last_block = (first_index + n - 1) >> 2;
+    size_t first_chunk = first_index / chunk_elems, last_chunk = (first_index + n - 1) / chunk_elems;
 #ifdef _OPENMP
 #pragma omp parallel for schedule(static)
 #endif
-    for (size_t block = first_block; block <= last_block; block++) {
-        double z[4];
-        rand_normal4(z, rand_block(seed, RAND_INIT, stream, 0, block));
-        for (size_t lane = 0; lane < 4; lane++) {
-            size_t element = 4 * block + lane;
-            if (element >= first_index && element - first_index < n)
-                x[element - first_index] = (float)((double)std * z[lane]);
-        }
+    for (size_t chunk = first_chunk; chunk <= last_chunk; chunk++) {
+        float values[4 * RAND_CHUNK_BLOCKS];
+        size_t begin = max_size(chunk * chunk_elems, first_index);
+        size_t end = min_size((chunk + 1) * chunk_elems, first_index + n);
+        rand_normal_chunk(values, chunk * RAND_CHUNK_BLOCKS, std, seed, stream);
+        memcpy(x + (begin - first_index), values + (begin - chunk * chunk_elems), (end - begin) * sizeof(float));
     }
 }
 

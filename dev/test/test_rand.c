@@ -87,10 +87,56 @@ TEST(normal_moments) {
 }
 
 TEST(normal_is_finite_at_the_ends) {
-    double z[4];
-    rand_normal4(z, block(0, 0, 0xffffffffu, 0xffffffffu));
-    for (int i = 0; i < 4; i++) CHECK(isfinite(z[i]) && fabs(z[i]) < 6.8, "z[%d] = %g", i, z[i]);
-    CHECK(fabs(z[0] - 6.7636) < 1e-3, "the largest possible is %g", z[0]);
+    const uint32_t ends[] = {0, 1, 0x7fffffffu, 0x80000000u, 0xfffffffeu, 0xffffffffu};
+    double z0, z1;
+    for (int i = 0; i < 36; i++) {
+        rand_normal_pair(&z0, &z1, ends[i / 6], ends[i % 6]);
+        CHECK(isfinite(z0) && fabs(z0) < 6.8 && isfinite(z1) && fabs(z1) < 6.8, "words %d: %g %g", i, z0, z1);
+    }
+    rand_normal_pair(&z0, &z1, 0, 0);
+    CHECK(fabs(z0 - 6.7636) < 1e-3 && z1 == 0, "the largest possible is %g", z0);
+}
+
+// The header's own logarithm, cosine and sine against the C library's.
+TEST(functions_against_libm) {
+    for (uint64_t i = 0; i < 300000; i++) {
+        uint32_t word = i < 100000 ? (uint32_t)i : i < 200000 ? (uint32_t)(0u - i) : rand_u32(3, RAND_TEST, 0, 0, i);
+        double x = ((double)word + 0.5) * 0x1p-32, turn = 6.283185307179586 * ((double)word * 0x1p-32), c, s;
+        rand_cos_sin(&c, &s, word);
+        CHECK(fabs(rand_log(x) - log(x)) <= 1e-15 * fabs(log(x)), "log(%.17g): %.17g, not %.17g", x, rand_log(x),
+              log(x));
+        CHECK(fabs(c - cos(turn)) < 2e-15, "cos of word %08x: %.17g, not %.17g", word, c, cos(turn));
+        CHECK(fabs(s - sin(turn)) < 2e-15, "sin of word %08x: %.17g, not %.17g", word, s, sin(turn));
+    }
+    for (uint32_t eighth = 0; eighth < 8; eighth++) {
+        double c, s, half = sqrt(0.5), want[] = {1, half, 0, -half, -1, -half, 0, half};
+        rand_cos_sin(&c, &s, eighth << 29);
+        CHECK(fabs(c - want[eighth]) < 1e-15, "cos of %d/8 turn: %g", eighth, c);
+        CHECK(fabs(s - want[(eighth + 6) % 8]) < 1e-15, "sin of %d/8 turn: %g", eighth, s);
+    }
+}
+
+// Element e is lane e & 3 of block e >> 2: what a GPU kernel or another program has to reproduce.
+TEST(normal_layout) {
+    float x[8];
+    rand_normal_fill(x, 8, 1000, 0.5f, 1234, 5);
+    for (int i = 0; i < 8; i += 2) {
+        RandBlock b = rand_block(1234, RAND_INIT, 5, 0, (uint64_t)(1000 + i) / 4);
+        double radius = sqrt(-2 * log((b.word[i % 4] + 0.5) * 0x1p-32));
+        double turn = 6.283185307179586 * 0x1p-32 * b.word[i % 4 + 1];
+        CHECK(fabs(x[i] - 0.5 * radius * cos(turn)) < 1e-7, "element %d: %g", i, (double)x[i]);
+        CHECK(fabs(x[i + 1] - 0.5 * radius * sin(turn)) < 1e-7, "element %d: %g", i + 1, (double)x[i + 1]);
+    }
+}
+
+// Initial weights are the same bits with every compiler, flag and C library: a hash of 300,001 of them.
+TEST(normal_bits_are_fixed) {
+    static float x[300001];
+    uint64_t hash = 1469598103934665603u;
+    const unsigned char *bytes = (const unsigned char *)x;
+    rand_normal_fill(x, 300001, 3, 0.02f, 1337, 2);
+    for (size_t i = 0; i < sizeof x; i++) hash = (hash ^ bytes[i]) * 1099511628211u;
+    CHECK(hash == 0xaab7289b9b1e80cau, "FNV-1a is %016llx", (unsigned long long)hash);
 }
 
 // The same bits with 1, 2 and 3 threads, cut anywhere, and nothing written outside.
@@ -138,6 +184,9 @@ int main(void) {
     RUN(streams_differ);
     RUN(normal_moments);
     RUN(normal_is_finite_at_the_ends);
+    RUN(functions_against_libm);
+    RUN(normal_layout);
+    RUN(normal_bits_are_fixed);
     RUN(normal_fill_is_a_function_of_the_element);
     RUN(sequence_is_plain_data);
     return test_summary();

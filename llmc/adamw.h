@@ -44,8 +44,8 @@ CPU_TWIN_BEGIN
 
 // A plain function over a range: inside a parallel loop clang no longer knows that the pointers do not overlap, and
 // makes scalar code of it (7 times slower).
-static inline void adamw_range(float *RESTRICT weight, float *RESTRICT m, float *RESTRICT v,
-                               const float *RESTRICT grad, size_t n, AdamWHyper a) {
+static inline void adamw_range(float *RESTRICT weight, float *RESTRICT m, float *RESTRICT v, const float *RESTRICT grad,
+                               size_t n, AdamWHyper a) {
     for (size_t i = 0; i < n; i++) {
         float g = grad[i] * a.grad_scale;
         float m_i = fmaf(a.beta1, m[i], a.one_minus_beta1 * g);

@@ -88,8 +88,8 @@ static inline size_t attention_scratch_elems(size_t T, size_t C, size_t NH, int 
 
 // out (ATT_ROWS, `vectors` vectors) = or += sum over k of a[r a_row + k a_k] * b[k][...]. `vectors` and `add` are
 // constants where this is called.
-ALWAYS_INLINE void att_product(float *out, size_t out_stride, const float *a, size_t a_row, size_t a_k,
-                               const float *b, size_t b_stride, size_t K, const int vectors, int add) {
+ALWAYS_INLINE void att_product(float *out, size_t out_stride, const float *a, size_t a_row, size_t a_k, const float *b,
+                               size_t b_stride, size_t K, const int vectors, int add) {
     vecf sum[ATT_ROWS][2];
 #pragma GCC unroll 8
     for (int r = 0; r < ATT_ROWS; r++)
@@ -148,9 +148,10 @@ static inline void att_transpose(float *RESTRICT out, const float *RESTRICT inp,
         }
 }
 
-// scores (keys, queries) = a (64, HSp) . bt (HSp, 64). On the diagonal, a group of keys needs no query before its first.
-static inline void att_scores(float *scores, const float *a, const float *bt, size_t keys, size_t queries,
-                              int diagonal, AttShape shape) {
+// scores (keys, queries) = a (64, HSp) . bt (HSp, 64). On the diagonal, a group of keys needs no query before its
+// first.
+static inline void att_scores(float *scores, const float *a, const float *bt, size_t keys, size_t queries, int diagonal,
+                              AttShape shape) {
     size_t end = round_up(queries, VEC_WIDTH);
     for (size_t j = 0; j < keys; j += ATT_ROWS) {
         size_t first = diagonal ? j / VEC_WIDTH * VEC_WIDTH : 0;
@@ -175,17 +176,17 @@ static inline void att_per_key(float *acc, const float *scores, const float *b, 
     for (size_t j = 0; j < keys; j += ATT_ROWS) {
         size_t first = diagonal ? j : 0;
         if (first < queries)
-            att_rows(acc + j * shape.HSp, shape.HSp, scores + j * ATT_TILE + first, ATT_TILE, 1,
-                     b + first * shape.HSp, shape.HSp, queries - first, shape.HSp, 1);
+            att_rows(acc + j * shape.HSp, shape.HSp, scores + j * ATT_TILE + first, ATT_TILE, 1, b + first * shape.HSp,
+                     shape.HSp, queries - first, shape.HSp, 1);
     }
 }
 
-// The keys of a block that VEC_WIDTH queries from `lane` on can see; rows beyond are not read by anyone. On the diagonal
-// the scores of keys after their query become -inf here, so that what follows need not know about it: exp makes 0 of
-// them. (Masking inside the softmax loops made gcc give up on vector code.)
+// The keys of a block that VEC_WIDTH queries from `lane` on can see; rows beyond are not read by anyone. On the
+// diagonal the scores of keys after their query become -inf here, so that what follows need not know about it: exp
+// makes 0 of them. (Masking inside the softmax loops made gcc give up on vector code.)
 static inline size_t att_mask(float *scores, size_t keys, size_t lane, int diagonal) {
     if (!diagonal) return keys;
-    keys = min_size(round_up(keys, ATT_ROWS), lane + VEC_WIDTH);
+    keys = round_up(min_size(keys, lane + VEC_WIDTH), ATT_ROWS);  // the products read whole groups of keys
     for (size_t j = lane + 1; j < keys; j++)
         for (size_t i = lane; i < j; i++) scores[j * ATT_TILE + i] = -INFINITY;
     return keys;
@@ -351,8 +352,8 @@ static inline void attention_backward(float *dqkv, const float *dout, const floa
 #pragma omp parallel for schedule(dynamic)
     for (size_t item = 0; item < B * NH; item++) {
         AttScratch s = att_scratch(scratch + (size_t)thread_index() * att_thread_scratch_elems(T, C, NH), shape);
-        size_t head = item / NH * T * C + item % NH * shape.HS;          // in out and dout
-        size_t head3 = item / NH * T * 3 * C + item % NH * shape.HS;     // in qkv and dqkv
+        size_t head = item / NH * T * C + item % NH * shape.HS;       // in out and dout
+        size_t head3 = item / NH * T * 3 * C + item % NH * shape.HS;  // in qkv and dqkv
         memset(s.dk, 0, round_up(T, ATT_TILE) * shape.HSp * sizeof(float));
         memset(s.dv, 0, round_up(T, ATT_TILE) * shape.HSp * sizeof(float));
         for (size_t first = 0; first < T; first += ATT_TILE)
@@ -393,8 +394,8 @@ static inline void att_decode_head(float *RESTRICT out, const float *q, const fl
 }
 
 // attention_decode: attention of one new token at position `pos` over itself and the `pos` tokens before it
-//   out (C) act =      qkv_t (3C) act, the new token's      kcache, vcache (> pos, C) act: rows 0..pos-1 hold the earlier
-//   tokens' k and v, row pos is written here      agrees with attention_forward up to the order of sums
+//   out (C) act =      qkv_t (3C) act, the new token's      kcache, vcache (> pos, C) act: rows 0..pos-1 hold the
+//   earlier tokens' k and v, row pos is written here      agrees with attention_forward up to the order of sums
 static inline void attention_decode(float *out, const float *qkv_t, float *kcache, float *vcache, size_t pos, size_t C,
                                     size_t NH) {
     AttShape shape = att_shape(pos + 1, C, NH);

@@ -19,9 +19,7 @@ CPU_TWIN_BEGIN
 // Below this many elements a parallel region costs more than it saves.
 #define GELU_PARALLEL_ELEMS ((size_t)4096)
 
-static inline float gelu_value(float x) {
-    return x / (1.0f + vexpf(x * fmaf(GELU_CUBIC, x * x, GELU_LINEAR)));
-}
+static inline float gelu_value(float x) { return x / (1.0f + vexpf(x * fmaf(GELU_CUBIC, x * x, GELU_LINEAR))); }
 
 // d gelu / dx = s + x s (1 - s) 2u', and s (1 - s) = e s s with e = exp(-2u), which does not cancel. Outside +-10 the
 // derivative is 0 or 1 to 1e-35; holding x there keeps e finite, so that no inf * 0 makes a NaN of a good value.

@@ -23,9 +23,9 @@ static inline float vmath_float(uint32_t bits) {
     return x;
 }
 
-// Splits x = n ln2 + r with |r| <= ln2/2 and returns e^r - 1; for |x| < 2^21. Adding 1.5 * 2^23 leaves n in the low bits
-// of the sum, which is *shifted: its bits are 0x4b400000 + n, and the constant's low 22 bits are 0. ln2 is taken in two
-// floats; both products are inside an FMA, so r's error is that of the second one's rounding. The polynomial is
+// Splits x = n ln2 + r with |r| <= ln2/2 and returns e^r - 1; for |x| < 2^21. Adding 1.5 * 2^23 leaves n in the low
+// bits of the sum, which is *shifted: its bits are 0x4b400000 + n, and the constant's low 22 bits are 0. ln2 is taken
+// in two floats; both products are inside an FMA, so r's error is that of the second one's rounding. The polynomial is
 // (e^r - 1 - r) / r^2 to 1.7e-10 of e^r - 1 (Chebyshev fit over [-0.34666, 0.34666], made for this file with mpmath).
 static inline float vmath_expm1_reduced(float x, uint32_t *shifted) {
     const float shift = 12582912.0f;

@@ -63,7 +63,7 @@ static inline double *zero_doubles(size_t n) {
     return x;
 }
 
-// The largest |got - want| / (|want| + rms(want)) must be at most `bound`, say 4 * FLT_EPSILON * sqrt(reduction length).
+// The largest |got - want| / (|want| + rms(want)) must be at most `bound`: 4 * FLT_EPSILON * sqrt(length of the sums).
 // The rms keeps elements that happen to cancel from being asked for more than their terms hold. NaN must meet NaN and
 // infinities their equals.
 static inline void check_close(const char *file, int line, const char *what, const float *got, const double *want,

@@ -120,8 +120,7 @@ static void check_against_reference(Shape s, float scale, double condition) {
     double bound = 2 * FLT_EPSILON * sqrt((double)(s.HS + s.T)) * condition;
     char what[4][64];
     const char *const names[] = {"out", "lse", "dqkv", ""};
-    for (int i = 0; i < 4; i++)
-        snprintf(what[i], 64, "%s (B %zu T %zu NH %zu HS %zu)", names[i], s.B, s.T, s.NH, s.HS);
+    for (int i = 0; i < 4; i++) snprintf(what[i], 64, "%s (B %zu T %zu NH %zu HS %zu)", names[i], s.B, s.T, s.NH, s.HS);
     run_both(&r);
     reference_forward(out, lse, qkv, s);
     reference_backward(dqkv, dout, qkv, s);

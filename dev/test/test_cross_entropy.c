@@ -7,7 +7,8 @@ typedef struct {
     size_t rows, V, Vp;
 } Shape;
 
-static const Shape shapes[] = {{1, 2, 128}, {1, 67, 128}, {65, 67, 67}, {127, 257, 384}, {5, 128, 128}, {3, 5003, 5120}};
+static const Shape shapes[] = {{1, 2, 128},     {1, 67, 128},  {65, 67, 67},
+                               {127, 257, 384}, {5, 128, 128}, {3, 5003, 5120}};
 #define SHAPES (sizeof shapes / sizeof shapes[0])
 
 static double reference_loss(const double *x, size_t target, size_t V) {
@@ -17,11 +18,11 @@ static double reference_loss(const double *x, size_t target, size_t V) {
     return log(sum) + max - x[target];
 }
 
-// Logits with NaN in the padding columns: nothing may ever come from there.
+// Logits with NaN and huge values in the padding columns: nothing may ever come from there.
 static float *random_logits(Shape s, float scale, uint64_t seed) {
     float *logits = random_floats(s.rows * s.Vp, 0.0f, scale, seed);
     for (size_t i = 0; i < s.rows * s.Vp; i++)
-        if (i % s.Vp >= s.V) logits[i] = NAN;
+        if (i % s.Vp >= s.V) logits[i] = i % 2 ? NAN : 1e30f;
     return logits;
 }
 
@@ -84,7 +85,8 @@ TEST(reference_gradient_is_the_derivative) {
         x[i] = keep - h;
         double below = reference_loss(x, 6, 11);
         x[i] = keep;
-        CHECK(fabs((above - below) / (2 * h) - want) < 1e-9, "d%d: %.10g, slope %.10g", i, want, (above - below) / (2 * h));
+        CHECK(fabs((above - below) / (2 * h) - want) < 1e-9, "d%d: %.10g, slope %.10g", i, want,
+              (above - below) / (2 * h));
     }
 }
 
@@ -93,9 +95,9 @@ TEST(equal_logits_and_masks) {
     float *x = guarded_floats(3 * Vp, NAN), losses[3];
     const int32_t targets[3] = {3, 0, 5};
     for (int i = 0; i < V; i++) {
-        x[i] = 7.0f;                                  // all equal: loss log V
-        x[Vp + i] = i < 2 ? 1.0f : -INFINITY;         // two left by a mask: loss log 2
-        x[2 * Vp + i] = i == 5 ? -INFINITY : 0.0f;    // the target itself masked: loss inf
+        x[i] = 7.0f;                                // all equal: loss log V
+        x[Vp + i] = i < 2 ? 1.0f : -INFINITY;       // two left by a mask: loss log 2
+        x[2 * Vp + i] = i == 5 ? -INFINITY : 0.0f;  // the target itself masked: loss inf
     }
     fused_classifier(x, losses, targets, 1.0f, 3, V, Vp);
     CHECK(fabs((double)losses[0] - log(67.0)) < 1e-6, "loss of equal logits is %.9g", (double)losses[0]);

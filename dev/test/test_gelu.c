@@ -56,7 +56,8 @@ TEST(relative_accuracy) {
             double want = reference((double)x), argument = fabs(1.6 * (double)x * (1 + 0.045 * (double)x * (double)x));
             gelu_forward(&out, &x, 1);
             gelu_backward(&slope, &one, &x, 1);
-            double bound = FLT_EPSILON * (2 + fmin(argument, 200)) * fabs(want) + 0x1p-149 + (argument > 80 ? 1e-32 : 0);
+            double bound =
+                FLT_EPSILON * (2 + fmin(argument, 200)) * fabs(want) + 0x1p-149 + (argument > 80 ? 1e-32 : 0);
             CHECK(fabs((double)out - want) <= bound, "gelu(%g) is %g, want %g", (double)x, (double)out, want);
             double slope_want = fabs(x) > 1e-3f ? reference_slope((double)x) : 0.5 + (double)x * 0.7978845608;
             if (x > 20) slope_want = 1;

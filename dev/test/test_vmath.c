@@ -57,8 +57,8 @@ TEST(edges_of_the_range) {
 
 TEST(special_values) {
     CHECK(isnan(vexpf(NAN)) && isnan(vtanhf(NAN)) && isnan(vexpf(-NAN)) && isnan(vtanhf(-NAN)), "NaN must stay NaN");
-    CHECK(vexpf(INFINITY) == INFINITY && vexpf(-INFINITY) == 0.0f, "exp(inf) %g, exp(-inf) %g",
-          (double)vexpf(INFINITY), (double)vexpf(-INFINITY));
+    CHECK(vexpf(INFINITY) == INFINITY && vexpf(-INFINITY) == 0.0f, "exp(inf) %g, exp(-inf) %g", (double)vexpf(INFINITY),
+          (double)vexpf(-INFINITY));
     CHECK(vexpf(FLT_MAX) == INFINITY && vexpf(-FLT_MAX) == 0.0f, "exp at the largest floats");
     CHECK(vexpf(0.0f) == 1.0f && vexpf(-0.0f) == 1.0f, "exp(0) is %a", (double)vexpf(0.0f));
     CHECK(vtanhf(INFINITY) == 1.0f && vtanhf(-INFINITY) == -1.0f, "tanh at infinity");

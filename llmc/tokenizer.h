@@ -114,18 +114,20 @@ static inline void vocab_build(VocabBuilder *vocab, Bpe *bpe) {
     bpe_index_pairs(bpe);
 }
 
-// OpenAI's files show bytes as characters: printable Latin-1 as themselves, the other 68 as U+0100, U+0101, ...
-// Decodes `text` into `out` (no longer than it); returns the bytes, 0 on a character that stands for none.
+// OpenAI's files show bytes as characters: printable Latin-1 as themselves; the 68 others (0x00 to 0x20, 0x7F to 0xA0,
+// 0xAD) as U+0100, U+0101, ... Decodes `text` into `out`, which may be `text` itself and never gets longer; returns the
+// bytes, 0 on a character that stands for none.
 static inline size_t vocab_unmask(const char *text, size_t bytes, uint8_t *out) {
-    uint8_t others[68];
-    size_t count = 0, n = 0;
-    for (int byte = 0; byte < 256; byte++)
-        if (byte <= ' ' || (byte > '~' && byte < 0xA1) || byte == 0xAD) others[count++] = (uint8_t)byte;
+    size_t n = 0;
     for (size_t at = 0; at < bytes;) {
         uint32_t point;
         at += utf8_decode((const uint8_t *)text + at, bytes - at, &point);
-        if (point >= 0x100 + count || point <= ' ' || (point > '~' && point < 0xA1) || point == 0xAD) return 0;
-        out[n++] = point < 0x100 ? (uint8_t)point : others[point - 0x100];
+        if (point >= 0x100 + 68 || point <= 0x20 || (point >= 0x7F && point <= 0xA0) || point == 0xAD) return 0;
+        if (point >= 0x100) {
+            point -= 0x100;
+            point = point <= 0x20 ? point : point < 67 ? point - 33 + 0x7F : 0xAD;
+        }
+        out[n++] = (uint8_t)point;
     }
     return n;
 }

@@ -17,6 +17,22 @@ static void save_for_ever(const char *out, const GPTConfig *config, uint64_t ste
         }
 }
 
+// Folders with a finished checkpoint's name that are not one.
+static size_t halves(const char *out) {
+    CheckpointList list;
+    size_t n = 0;
+    checkpoint_list(&list, out);
+    for (size_t i = 0; i < list.count; i++) {
+        char path[SAFE_PATH_BYTES];
+        uint64_t step;
+        Message why;
+        message_clear(&why);
+        n += checkpoint_verify(test_file(path, out, list.steps[i], NULL), &step, NULL, 0, &why) != CHECKPOINT_OK;
+    }
+    free(list.steps);
+    return n;
+}
+
 // Kills at random moments; whatever is there then, the newest complete one loads and is exactly what was saved.
 TEST(kill_9_while_saving) {
     char out[64];
@@ -41,6 +57,7 @@ TEST(kill_9_while_saving) {
         long step = test_model_resume(&m, out, &passed);
         CHECK(step >= 1 && step >= last, "round %d: resumed %ld after %ld: %s%s", round, step, last, passed.text, m.message.text);
         CHECK(!passed.text[0], "round %d: %s", round, passed.text);
+        CHECK(halves(out) == 0, "round %d: a half-removed checkpoint kept its name", round);
         CHECK(test_entries(out, ".tmp-") == 0 && test_entries(out, ".old-") == 0, "round %d: leftovers stayed", round);
         if (step > last) last = step;
     }
@@ -181,6 +198,27 @@ TEST(leftovers) {
     remove_tree(out);
 }
 
+// Somebody looks for checkpoints, and so cleans, in the middle of a save: work in progress is left alone.
+static void read_and_clean(void *ctx, const CheckpointTensor *t, size_t row, size_t rows, size_t col, size_t cols, void *host) {
+    checkpoint_clean((const char *)ctx);
+    for (size_t r = 0; r < rows; r++)
+        memcpy((float *)host + r * cols, (float *)t->data + (row + r) * t->cols + col, cols * sizeof(float));
+}
+
+TEST(cleaning_spares_a_save_in_progress) {
+    char out[64];
+    TestModel m;
+    temporary_dir(out);
+    GPTConfig config = test_config(1, 4, 5);
+    test_model_make(&m, &config, out);
+    m.ck.read = read_and_clean;
+    m.ck.ctx = out;
+    CHECK(test_model_save(&m, 1) == CHECKPOINT_OK && test_model_save(&m, 1) == CHECKPOINT_OK, "%s", m.message.text);
+    CHECK(test_model_resume(&m, out, NULL) == 1, "%s", m.message.text);
+    test_model_free(&m);
+    remove_tree(out);
+}
+
 // Removing a checkpoint removes no more than that: a link is not followed, a foreign folder inside survives.
 TEST(removal_follows_no_links) {
     char out[64], path[SAFE_PATH_BYTES], precious[SAFE_PATH_BYTES];
@@ -199,6 +237,12 @@ TEST(removal_follows_no_links) {
     CHECK(symlink("../precious", test_file(path, out, 2, "link")) == 0, "symlink");
     checkpoint_remove(out, 2);
     CHECK(access(precious, F_OK) == 0 && test_entries(out, "step_") == 0, "a link inside was followed");
+    // A removal that stops half-way (here: somebody's folder inside) leaves no folder with a finished checkpoint's name.
+    CHECK(test_model_save(&m, 3) == CHECKPOINT_OK, "%s", m.message.text);
+    CHECK(mkdir(test_file(path, out, 3, "mine"), 0777) == 0, "mkdir");
+    test_spill(test_file(path, out, 3, "mine/x"), "x", 1);
+    checkpoint_remove(out, 3);
+    CHECK(access(test_file(path, out, 3, NULL), F_OK) != 0 && test_entries(out, "step_00000003.tmp-") == 1, "half-removed");
     test_model_free(&m);
     remove_tree(out);
 }
@@ -209,6 +253,7 @@ int main(void) {
     RUN(full_tmpfs);
     RUN(folders_that_cannot_be);
     RUN(leftovers);
+    RUN(cleaning_spares_a_save_in_progress);
     RUN(removal_follows_no_links);
     return test_summary();
 }

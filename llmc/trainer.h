@@ -545,6 +545,7 @@ static inline void print_outputs(const Trainer *t) {
 static inline int trainer_main(int argc, char **argv) {
     static Trainer trainer;  // zero, and too large for a stack
     Trainer *t = &trainer;
+    limit_thread_spinning(argv);
     setup(t, argc, argv);
     if (t->options.dry_run) return 0;
     install_signals();

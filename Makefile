@@ -16,8 +16,7 @@ NVCC      ?= nvcc
 CUDA_ARCH ?=
 TESTS     ?=
 RUN_OUT   ?=
-RUN_OPTIONS ?= --steps 1500 --lr 2e-3 --warmup 50 --val-every 250 --sample-every 500 --sample-length 300 \
-               --checkpoint-every 500
+RUN_OPTIONS ?= --batch 8 --seq 128 --steps 1500 --lr 2e-3 --val-every 250 --sample-every 500 --checkpoint-every 500
 
 # make's own default is `cc`, which a machine with nothing but gcc or clang may lack.
 first_found = $(firstword $(foreach tool,$(1),$(if $(shell command -v $(tool) 2>/dev/null),$(tool))))
@@ -69,8 +68,10 @@ ifneq ($(call try_build,$(EMPTY_PROGRAM)),yes)
 $(error the compiler CC=$(CC) cannot build an empty program (Debian, Ubuntu: apt-get install gcc libc6-dev; or name another: make CC=clang))
 endif
 
-# -march tunes for and allows this machine's instructions on x86, -mcpu does so on arm.
+# -march tunes for and allows this machine's instructions on x86, -mcpu does so on arm. Compilers shy away from 512-bit
+# vectors on some CPUs that have them; the element-wise loops here are a third faster with them (GELU, gcc and clang).
 NATIVE := $(firstword $(foreach flag,-march=native -mcpu=native,$(if $(call try_build,$(EMPTY_PROGRAM),-Werror $(flag)),$(flag))))
+NATIVE += $(if $(call try_build,$(EMPTY_PROGRAM),-Werror $(NATIVE) -mprefer-vector-width=512),-mprefer-vector-width=512)
 
 OPENMP_FLAGS :=
 ifneq ($(OPENMP),0)

@@ -9,6 +9,9 @@
 # The last line is the sum; the exit code is 1 if anything failed or nothing ran.
 
 timeout_s=${TEST_TIMEOUT:-300}
+# Threads that wait by spinning take the cores from those they wait for when the machine has other work, too: tests
+# then take many times longer.
+export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}"
 limit=
 if command -v timeout >/dev/null 2>&1; then limit="timeout -k 5 $timeout_s"; fi
 log=$(mktemp "${TMPDIR:-/tmp}/train_gpt_test.XXXXXX") || exit 1

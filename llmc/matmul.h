@@ -34,6 +34,9 @@ CPU_TWIN_BEGIN
 #define GEMM_TILE_ROWS 6
 #endif
 
+// A row of packed a: GEMM_TILE_ROWS floats and room, so that packing stores whole vectors that cross no cache line.
+#define GEMM_A_WIDTH ((GEMM_TILE_ROWS + VEC_WIDTH - 1) / VEC_WIDTH * VEC_WIDTH)
+
 #define GEMM_CHUNK ((size_t)256)                        // of K; the longest chunk a caller may ask for
 #define GEMM_ROWS ((size_t)(280 / GEMM_TILE_ROWS * GEMM_TILE_ROWS))  // packed a: GEMM_ROWS x GEMM_CHUNK floats, in L2
 #define GEMM_COLS ((size_t)1024)                        // running sums of more than one chunk: GEMM_ROWS x GEMM_COLS
@@ -49,8 +52,8 @@ typedef struct {
     int threads;
 } MatmulScratch;
 
-#define SCRATCH_A (GEMM_ROWS * GEMM_CHUNK + VEC_WIDTH)  // a transposed panel's last store reaches past its end
-#define SCRATCH_B (GEMM_CHUNK * GEMM_TILE_COLS + VEC_WIDTH)
+#define SCRATCH_A (GEMM_ROWS / GEMM_TILE_ROWS * GEMM_A_WIDTH * GEMM_CHUNK)
+#define SCRATCH_B (GEMM_CHUNK * GEMM_TILE_COLS)
 #define SCRATCH_SUMS (GEMM_ROWS * GEMM_COLS)
 
 static inline size_t matmul_scratch_thread_elems(void) {
@@ -99,53 +102,45 @@ typedef struct {
     size_t first_row, end_row, first_col, end_col;
 } GemmBlock;
 
-// Copies `count` <= width rows of an operand, K range [k0, k0 + kc), into panel[k][width]. Lanes beyond count hold anything
-// that is not trapped on: their sums are not stored. The memory after panel gets VEC_WIDTH floats of rubbish.
+// Copies `count` <= width rows of an operand, K range [k0, k0 + kc), into panel[k][width]; width is a constant multiple of
+// VEC_WIDTH. Lanes beyond count may hold anything: no sum made from them is ever stored.
 // Here the operand is contiguous along K: square blocks are transposed in registers.
 ALWAYS_INLINE void gemm_pack_transposed(float *RESTRICT panel, const GemmOperand *x, size_t first, size_t count,
-                                        size_t k0, size_t kc, const int width) {
+                                        size_t k0, size_t kc, const size_t width) {
     const float *data = x->data + first * x->outer_stride + k0;
     const size_t whole = kc / VEC_WIDTH * VEC_WIDTH;
-    for (size_t k = 0; k < whole; k += VEC_WIDTH) {
-        // A block's stores overlap the next k's first lanes where width is no multiple of VEC_WIDTH; going from the last
-        // group of lanes to the first, and upwards in k, the right values come last.
-        for (int group = (width - 1) / VEC_WIDTH * VEC_WIDTH; group >= 0; group -= VEC_WIDTH) {
-            if ((size_t)group >= count) continue;
+    for (size_t lane = 0; lane < width && lane < count; lane += VEC_WIDTH) {
+        for (size_t k = 0; k < whole; k += VEC_WIDTH) {
             vecf block[VEC_WIDTH];
-            for (int i = 0; i < VEC_WIDTH; i++)  // rows that are not there: the last one again
-                block[i] = vec_load(data + min_size((size_t)(group + i), count - 1) * x->outer_stride + k);
+            for (size_t i = 0; i < VEC_WIDTH; i++)  // rows that are not there: the last one again
+                block[i] = vec_load(data + min_size(lane + i, count - 1) * x->outer_stride + k);
             vec_transpose(block);
-            for (int i = 0; i < VEC_WIDTH; i++) vec_store(panel + (k + (size_t)i) * (size_t)width + group, block[i]);
+            for (size_t i = 0; i < VEC_WIDTH; i++) vec_store(panel + (k + i) * width + lane, block[i]);
         }
     }
     for (size_t k = whole; k < kc; k++)
-        for (int i = 0; i < width; i++)
-            panel[k * (size_t)width + (size_t)i] = (size_t)i < count ? data[(size_t)i * x->outer_stride + k] : 0.0f;
+        for (size_t i = 0; i < width; i++) panel[k * width + i] = data[min_size(i, count - 1) * x->outer_stride + k];
 }
 
 // The same where the operand is contiguous along its outer dimension: rows of the panel are copied.
 ALWAYS_INLINE void gemm_pack_copied(float *RESTRICT panel, const GemmOperand *x, size_t first, size_t count, size_t k0,
-                                    size_t kc, const int width) {
+                                    size_t kc, const size_t width) {
     const float *data = x->data + k0 * x->k_stride + first;
     for (size_t k = 0; k < kc; k++, data += x->k_stride, panel += width) {
-        for (int lane = 0; lane < width; lane += VEC_WIDTH) {
-            const size_t lanes = min_size(VEC_WIDTH, (size_t)(width - lane));  // constant once unrolled
-            const size_t there = count > (size_t)lane ? min_size(count - (size_t)lane, lanes) : 0;
-            if (there == VEC_WIDTH)
-                vec_store(panel + lane, vec_load(data + lane));
-            else
-                vec_store_partial(panel + lane, vec_load_partial(data + lane, there), lanes);
+        for (size_t lane = 0; lane < width && lane < count; lane += VEC_WIDTH) {
+            const int whole = lane + VEC_WIDTH <= count;
+            vec_store(panel + lane, whole ? vec_load(data + lane) : vec_load_partial(data + lane, count - lane));
         }
     }
 }
 
 ALWAYS_INLINE void gemm_pack(float *RESTRICT panel, const GemmOperand *x, size_t first, size_t count, size_t k0, size_t kc,
-                             const int width) {
+                             const size_t width) {
     if (x->k_stride == 1)
         gemm_pack_transposed(panel, x, first, count, k0, kc, width);
     else
         gemm_pack_copied(panel, x, first, count, k0, kc, width);
-    for (size_t i = 0; i < kc * (size_t)width; i++) panel[i] = round_operand(panel[i]);  // no code where it is the identity
+    for (size_t i = 0; i < kc * width; i++) panel[i] = round_operand(panel[i]);  // no code where it is the identity
 }
 
 // Asks for share `part` of `parts` of the memory that gemm_pack() with the same arguments will read. Packing a few columns
@@ -160,14 +155,35 @@ static inline void gemm_prefetch(const GemmOperand *x, size_t first, size_t coun
         for (size_t j = 0; j < length; j += GEMM_LINE) __builtin_prefetch(data + i * stride + j, 0, 2);
 }
 
-// sums (rows, vectors * VEC_WIDTH, rows GEMM_TILE_COLS apart) = a's panel . b's panel, or += where `add`. rows and vectors are
-// constants in every call, so that the sums live in registers.
-ALWAYS_INLINE void gemm_tile(float *RESTRICT sums, const float *RESTRICT a, const float *RESTRICT b, size_t kc, int add,
-                             const int rows, const int vectors) {
+// One tile of out and one chunk of K. With `out`, the chunk is the last one and the tile is finished; without, its products
+// go to `sums`.
+typedef struct {
+    const float *a, *b;  // packed panels, kc long
+    size_t kc;
+    float *sums;  // (rows, GEMM_TILE_COLS): the running sums of earlier chunks, if there were any
+    int first;    // there were none
+    float *out;   // or NULL
+    size_t out_stride;
+    const float *bias;  // or NULL
+} GemmTile;
+
+// round_x() in each lane: where it is the identity the compiler removes the trip through memory.
+ALWAYS_INLINE vecf gemm_round(vecf x, GemmRounding rounding) {
+    float lanes[VEC_WIDTH];
+    if (rounding == ROUND_NONE) return x;
+    vec_store(lanes, x);
+    for (int i = 0; i < VEC_WIDTH; i++) lanes[i] = rounding == ROUND_ACT ? round_act(lanes[i]) : round_grad(lanes[i]);
+    return vec_load(lanes);
+}
+
+// A tile of whole vectors, from the first product to the rounded result; rows and vectors are constants in every call, so
+// that the sums live in registers throughout.
+ALWAYS_INLINE void gemm_tile(const Gemm *g, const GemmTile *t, const int rows, const int vectors) {
     vecf acc[GEMM_TILE_ROWS][2];
+    const float *RESTRICT a = t->a, *RESTRICT b = t->b;
 #pragma GCC unroll 16
     for (int i = 0; i < rows; i++) acc[i][0] = acc[i][1] = vec_zero();
-    for (size_t k = 0; k < kc; k++, a += GEMM_TILE_ROWS, b += GEMM_TILE_COLS) {
+    for (size_t k = t->kc; k > 0; k--, a += GEMM_A_WIDTH, b += GEMM_TILE_COLS) {
         const vecf b0 = vec_load(b);
         const vecf b1 = vectors > 1 ? vec_load(b + VEC_WIDTH) : b0;
 #pragma GCC unroll 16
@@ -177,25 +193,35 @@ ALWAYS_INLINE void gemm_tile(float *RESTRICT sums, const float *RESTRICT a, cons
             if (vectors > 1) acc[i][1] = vec_fma(x, b1, acc[i][1]);
         }
     }
-#pragma GCC unroll 16
-    for (int i = 0; i < rows; i++) {
-        for (int j = 0; j < vectors; j++) {
-            float *sum = sums + i * GEMM_TILE_COLS + j * VEC_WIDTH;
-            if (add) acc[i][j] = vec_load(sum) + acc[i][j];
-            vec_store(sum, acc[i][j]);
-        }
+#define EACH_SUM(statement)                     \
+    _Pragma("GCC unroll 16")                    \
+    for (int i = 0; i < rows; i++) {            \
+        _Pragma("GCC unroll 2")                 \
+        for (int j = 0; j < vectors; j++) {     \
+            statement;                          \
+        }                                       \
     }
+    if (!t->first) EACH_SUM(acc[i][j] = vec_load(t->sums + i * GEMM_TILE_COLS + j * VEC_WIDTH) + acc[i][j])
+    if (!t->out) {
+        EACH_SUM(vec_store(t->sums + i * GEMM_TILE_COLS + j * VEC_WIDTH, acc[i][j]))
+        return;
+    }
+    const vecf alpha = vec_set1(g->alpha);
+    EACH_SUM(acc[i][j] = alpha * acc[i][j])
+    if (t->bias) EACH_SUM(acc[i][j] = acc[i][j] + vec_load(t->bias + j * VEC_WIDTH))
+    if (g->accumulate) EACH_SUM(acc[i][j] = vec_load(t->out + (size_t)i * t->out_stride + j * VEC_WIDTH) + acc[i][j])
+    EACH_SUM(vec_store(t->out + (size_t)i * t->out_stride + j * VEC_WIDTH, gemm_round(acc[i][j], g->rounding)))
+#undef EACH_SUM
 }
 
-// gemm_tile with constants for any tile at the edge: a ragged edge costs only the rows it has.
-static inline void gemm_tile_any(float *RESTRICT sums, const float *RESTRICT a, const float *RESTRICT b, size_t kc, int add,
-                                 size_t rows, size_t cols) {
-#define TILE(r)                                                                  \
-    case r:                                                                      \
-        if (cols > VEC_WIDTH)                                                    \
-            gemm_tile(sums, a, b, kc, add, r, 2);   \
-        else                                                                     \
-            gemm_tile(sums, a, b, kc, add, r, 1);   \
+// gemm_tile with constants for any height and for one or two vectors: a ragged edge costs only what it has.
+static inline void gemm_tile_any(const Gemm *g, const GemmTile *t, size_t rows, size_t cols) {
+#define TILE(r)                     \
+    case r:                         \
+        if (cols > VEC_WIDTH)       \
+            gemm_tile(g, t, r, 2);  \
+        else                        \
+            gemm_tile(g, t, r, 1);  \
         break;
     switch (rows) {
         TILE(1) TILE(2) TILE(3) TILE(4) TILE(5) TILE(6)
@@ -209,38 +235,21 @@ static inline void gemm_tile_any(float *RESTRICT sums, const float *RESTRICT a, 
 #undef TILE
 }
 
-ALWAYS_INLINE float gemm_round(float x, const GemmRounding rounding) {
-    return rounding == ROUND_ACT ? round_act(x) : rounding == ROUND_GRAD ? round_grad(x) : x;
-}
-
-// One tile of out from its finished sums: plain loops over constant flags, which vectorise around any round_x().
-ALWAYS_INLINE void gemm_store_rows(const Gemm *g, const float *sums, size_t row, size_t col, size_t rows, size_t cols,
-                                   const int accumulate, const int biased, const GemmRounding rounding) {
-    const float alpha = g->alpha;
-    const float *RESTRICT bias = biased ? g->bias + col : NULL;
-    for (size_t i = 0; i < rows; i++, sums += GEMM_TILE_COLS) {
-        float *RESTRICT out = g->out + (row + i) * g->out_stride + col;
-        for (size_t j = 0; j < cols; j++) {
-            float x = alpha * sums[j];
-            if (biased) x += bias[j];
-            if (accumulate) x = out[j] + x;
-            out[j] = gemm_round(x, rounding);
-        }
+// gemm_tile_any where the last vector of out (and of bias) is not whole: by way of a copy that is.
+static inline void gemm_tile_edge(const Gemm *g, const GemmTile *t, size_t rows, size_t cols) {
+    float out[GEMM_TILE_ROWS * GEMM_TILE_COLS] = {0}, bias[GEMM_TILE_COLS] = {0};
+    GemmTile whole = *t;
+    whole.out = out;
+    whole.out_stride = GEMM_TILE_COLS;
+    if (t->bias) {
+        memcpy(bias, t->bias, cols * sizeof(float));
+        whole.bias = bias;
     }
-}
-
-static inline void gemm_store(const Gemm *g, const float *sums, size_t row, size_t col, size_t rows, size_t cols) {
-#define STORE(rounding)                                                                     \
-    case rounding:                                                                          \
-        if (g->accumulate)                                                                  \
-            gemm_store_rows(g, sums, row, col, rows, cols, 1, 0, rounding);                 \
-        else if (g->bias)                                                                   \
-            gemm_store_rows(g, sums, row, col, rows, cols, 0, 1, rounding);                 \
-        else                                                                                \
-            gemm_store_rows(g, sums, row, col, rows, cols, 0, 0, rounding);                 \
-        break;
-    switch (g->rounding) { STORE(ROUND_NONE) STORE(ROUND_ACT) STORE(ROUND_GRAD) }
-#undef STORE
+    for (size_t i = 0; g->accumulate && i < rows; i++)
+        memcpy(out + i * GEMM_TILE_COLS, t->out + i * t->out_stride, cols * sizeof(float));
+    gemm_tile_any(g, &whole, rows, cols);
+    for (size_t i = 0; i < rows; i++)
+        memcpy(t->out + i * t->out_stride, out + i * GEMM_TILE_COLS, cols * sizeof(float));
 }
 
 // A block of rows is cut into panels of nearly equal height: 256 rows are 10 x 14 and 9 x 13 of them rather than 18 x 14
@@ -253,63 +262,84 @@ static inline size_t gemm_panel_row(const GemmPanels *p, size_t panel) {
     return p->row + panel * (p->rows / p->panels) + min_size(panel, p->rows % p->panels);
 }
 
-// All products of one chunk of K for one block of out; `sums` holds the block's running sums, tile by tile, if K has more
-// chunks than one, else it is one tile. a is packed already.
-static inline void gemm_chunk(const Gemm *g, const GemmPanels *p, size_t first_col, size_t end_col, size_t k0, size_t kc,
-                              const float *a_packed, float *b_packed, float *sums, size_t sums_step) {
+// A block of out at work: its panels of rows, its columns, and this thread's buffers.
+typedef struct {
+    GemmPanels panels;
+    size_t first_col, end_col;
+    float *a_packed, *b_packed;
+    float *sums;  // tile by tile, where K has more than one chunk
+} GemmWork;
+
+static inline void gemm_pack_rows(const Gemm *g, const GemmWork *w, size_t k0, size_t kc) {
+    const GemmPanels *p = &w->panels;
+    for (size_t panel = 0; panel < p->panels; panel++) {
+        const size_t row = gemm_panel_row(p, panel), end = gemm_panel_row(p, panel + 1);
+        if (panel + 1 < p->panels) gemm_prefetch(&g->a, end, gemm_panel_row(p, panel + 2) - end, k0, kc, 0, 1);
+        gemm_pack(w->a_packed + panel * GEMM_A_WIDTH * kc, &g->a, row, end - row, k0, kc, GEMM_A_WIDTH);
+    }
+}
+
+// Asks for what gemm_chunk() packs after the columns at `col`: the next ones, or the first ones of the next chunk.
+static inline void gemm_prefetch_next(const Gemm *g, const GemmWork *w, size_t col, size_t k0, size_t kc, size_t panel) {
+    if (col + GEMM_TILE_COLS < w->end_col) {
+        col += GEMM_TILE_COLS;
+    } else {
+        col = w->first_col;
+        k0 += kc;
+        kc = min_size(g->k_chunk, g->K - k0);  // 0 after the last chunk
+    }
+    gemm_prefetch(&g->b, col, min_size(GEMM_TILE_COLS, w->end_col - col), k0, kc, panel, w->panels.panels);
+}
+
+static inline void gemm_prefetch_write(float *x, size_t stride, size_t rows, size_t cols) {
+    for (size_t i = 0; i < rows; i++)
+        for (size_t j = 0; j < cols; j += GEMM_LINE) __builtin_prefetch(x + i * stride + j, 1);
+}
+
+// All products of one chunk of K for one block of out, whose rows of a are packed.
+static inline void gemm_chunk(const Gemm *g, const GemmWork *w, size_t k0, size_t kc) {
     const int first = k0 == 0, last = k0 + kc == g->K;
-    const size_t next_kc = min_size(g->k_chunk, g->K - k0 - kc);
-    for (size_t col = first_col; col < end_col; col += GEMM_TILE_COLS) {
-        const size_t cols = min_size(GEMM_TILE_COLS, end_col - col);
-        gemm_pack(b_packed, &g->b, col, cols, k0, kc, GEMM_TILE_COLS);
-        for (size_t panel = 0; panel < p->panels; panel++, sums += sums_step) {
-            const size_t row = gemm_panel_row(p, panel), rows = gemm_panel_row(p, panel + 1) - row;
-            if (col + GEMM_TILE_COLS < end_col)
-                gemm_prefetch(&g->b, col + GEMM_TILE_COLS, min_size(GEMM_TILE_COLS, end_col - col - GEMM_TILE_COLS), k0, kc,
-                              panel, p->panels);
-            else if (!last)
-                gemm_prefetch(&g->b, first_col, min_size(GEMM_TILE_COLS, end_col - first_col), k0 + kc, next_kc, panel,
-                              p->panels);
-            if (!first)
-                for (size_t i = 0; i < rows * GEMM_TILE_COLS; i += GEMM_LINE) __builtin_prefetch(sums + i, 1);
-            if (last)
-                for (size_t i = 0; i < rows; i++)
-                    for (size_t j = 0; j < cols; j += GEMM_LINE)
-                        __builtin_prefetch(g->out + (row + i) * g->out_stride + col + j, 1);
-            gemm_tile_any(sums, a_packed + panel * GEMM_TILE_ROWS * kc, b_packed, kc, !first, rows, cols);
-            if (last) gemm_store(g, sums, row, col, rows, cols);
+    float *sums = w->sums;
+    for (size_t col = w->first_col; col < w->end_col; col += GEMM_TILE_COLS) {
+        const size_t cols = min_size(GEMM_TILE_COLS, w->end_col - col);
+        gemm_pack(w->b_packed, &g->b, col, cols, k0, kc, GEMM_TILE_COLS);
+        for (size_t panel = 0; panel < w->panels.panels; panel++) {
+            const size_t row = gemm_panel_row(&w->panels, panel), rows = gemm_panel_row(&w->panels, panel + 1) - row;
+            GemmTile t = {w->a_packed + panel * GEMM_A_WIDTH * kc, w->b_packed, kc, sums, first, NULL, g->out_stride, NULL};
+            gemm_prefetch_next(g, w, col, k0, kc, panel);
+            if (!first) gemm_prefetch_write(sums, GEMM_TILE_COLS, rows, GEMM_TILE_COLS);
+            if (last) {
+                t.out = g->out + row * g->out_stride + col;
+                if (g->bias) t.bias = g->bias + col;
+                gemm_prefetch_write(t.out, g->out_stride, rows, cols);
+            }
+            if (last && cols % VEC_WIDTH != 0)
+                gemm_tile_edge(g, &t, rows, cols);
+            else
+                gemm_tile_any(g, &t, rows, cols);
+            if (!(first && last)) sums += GEMM_TILE_ROWS * GEMM_TILE_COLS;
         }
     }
 }
 
 // One thread's share of out, from start to end.
 static inline void gemm_block(const Gemm *g, const GemmBlock *block, float *scratch) {
-    float *a_packed = scratch;
-    float *b_packed = a_packed + round_up(SCRATCH_A, 64);
-    float *sums = b_packed + round_up(SCRATCH_B, 64);
-    const int one_chunk = g->K <= g->k_chunk;
-    const size_t block_rows = block->end_row - block->first_row, block_cols = block->end_col - block->first_col;
-    const size_t row_parts = ceil_div(block_rows, GEMM_ROWS);
-    const size_t col_step = one_chunk ? block_cols : GEMM_COLS;
-    for (size_t part = 0; part < row_parts; part++) {
-        GemmPanels p;
-        p.row = block->first_row + part * block_rows / row_parts;
-        p.rows = block->first_row + (part + 1) * block_rows / row_parts - p.row;
-        p.panels = ceil_div(p.rows, GEMM_TILE_ROWS);
-        for (size_t col = block->first_col; col < block->end_col; col += col_step) {
+    GemmWork w;
+    w.a_packed = scratch;
+    w.b_packed = w.a_packed + round_up(SCRATCH_A, 64);
+    w.sums = w.b_packed + round_up(SCRATCH_B, 64);
+    const size_t rows = block->end_row - block->first_row, parts = ceil_div(rows, GEMM_ROWS);
+    const size_t col_step = g->K <= g->k_chunk ? block->end_col - block->first_col : GEMM_COLS;  // one chunk needs no sums
+    for (size_t part = 0; part < parts; part++) {
+        w.panels.row = block->first_row + part * rows / parts;
+        w.panels.rows = block->first_row + (part + 1) * rows / parts - w.panels.row;
+        w.panels.panels = ceil_div(w.panels.rows, GEMM_TILE_ROWS);
+        for (w.first_col = block->first_col; w.first_col < block->end_col; w.first_col += col_step) {
+            w.end_col = min_size(w.first_col + col_step, block->end_col);
             for (size_t k0 = 0; k0 < g->K; k0 += g->k_chunk) {
                 const size_t kc = min_size(g->k_chunk, g->K - k0);
-                for (size_t panel = 0; panel < p.panels; panel++) {
-                    const size_t row = gemm_panel_row(&p, panel);
-                    if (panel + 1 < p.panels) {
-                        const size_t nr = gemm_panel_row(&p, panel+1);
-                        gemm_prefetch(&g->a, nr, gemm_panel_row(&p, panel + 2) - nr, k0, kc, 0, 1);
-                    }
-                    gemm_pack(a_packed + panel * GEMM_TILE_ROWS * kc, &g->a, row, gemm_panel_row(&p, panel + 1) - row, k0, kc,
-                              GEMM_TILE_ROWS);
-                }
-                gemm_chunk(g, &p, col, min_size(col + col_step, block->end_col), k0, kc, a_packed, b_packed, sums,
-                           one_chunk ? 0 : GEMM_TILE_ROWS * GEMM_TILE_COLS);
+                gemm_pack_rows(g, &w, k0, kc);
+                gemm_chunk(g, &w, k0, kc);
             }
         }
     }

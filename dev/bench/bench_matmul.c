@@ -92,7 +92,7 @@ static void bench_products(Case *c, int threads) {
                peak * 1e-9, 100 * ours / peak);
 #ifdef BENCH_BLAS
         openblas_set_num_threads(threads);
-        printf(" %8.2f", flops / time_best(run_blas, c, (Operation)op) > 0 ? ours * time_best(run_blas, c, (Operation)op) / flops : 0);
+        printf(" %8.2f", ours * time_best(run_blas, c, (Operation)op) / flops);
 #endif
         printf("\n");
         fflush(stdout);

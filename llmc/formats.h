@@ -30,10 +30,10 @@
 
 typedef enum {
     FORMAT_FP32,
-    FORMAT_TF32,   // 32 bits stored, 19 of them used: how a GEMM reads an operand, never how a tensor is stored
+    FORMAT_TF32,  // 32 bits stored, 19 of them used: how a GEMM reads an operand, never how a tensor is stored
     FORMAT_FP16,
     FORMAT_BF16,
-    FORMAT_E4M3,   // OCP "fn"; AMD's "fnuz" is another format
+    FORMAT_E4M3,  // OCP "fn"; AMD's "fnuz" is another format
     FORMAT_E5M2,
     FORMAT_E8M0,   // a power of two: the scale of an MX block
     FORMAT_E2M1,   // fp4: 0 0.5 1 1.5 2 3 4 6
@@ -47,19 +47,21 @@ typedef enum { SPECIALS_IEEE, SPECIALS_ONE_NAN, SPECIALS_NONE } FormatSpecials;
 typedef struct {
     const char *name;
     int sign_bits, exponent_bits, mantissa_bits, bias;
-    int stored_bits;         // of one element in memory
-    int code_shift;          // unused low bits of a code (tf32 only)
+    int stored_bits;  // of one element in memory
+    int code_shift;   // unused low bits of a code (tf32 only)
     FormatSpecials specials;
     uint32_t max_code;       // largest finite value, as a code before code_shift
     uint32_t overflow_code;  // what a non-saturating cast writes beyond it: Inf, else NaN, else max
     uint32_t nan_code;       // what a cast writes for NaN (fp4: +6)
     float max, min_normal, min_subnormal;
-    float epsilon;           // distance from 1 to the next value; a rounding errs by at most epsilon/2, relatively
+    float epsilon;  // distance from 1 to the next value; a rounding errs by at most epsilon/2, relatively
 } Format;
 
-// One row per format. min_normal = 2^(1-bias) and min_subnormal = 2^(1-bias-M) throughout; max is (2-2^-M) 2^bias for the
-// IEEE-like ones, while e4m3 and e2m1 also use the all-ones exponent for numbers. e8m0 has neither zero nor subnormals.
+// One row per format. min_normal = 2^(1-bias) and min_subnormal = 2^(1-bias-M) throughout; max is (2-2^-M) 2^bias for
+// the IEEE-like ones, while e4m3 and e2m1 also use the all-ones exponent for numbers. e8m0 has neither zero nor
+// subnormals.
 static inline const Format *format_info(FormatId id) {
+    // clang-format off
     static const Format table[FORMAT_COUNT] = {
         // name    s  E  M   bias bits shift specials          max code    overflow    NaN
         //         max              min normal       min subnormal    epsilon
@@ -82,6 +84,7 @@ static inline const Format *format_info(FormatId id) {
         {"ue4m3",  0, 4, 3,  7,   8,  0,  SPECIALS_ONE_NAN, 0x7eu,       0x7fu,       0x7fu,
                    448.0f, 0x1p-6f, 0x1p-9f, 0x1p-3f},
     };
+    // clang-format on
     return &table[id];
 }
 
@@ -107,7 +110,8 @@ typedef enum {
 } ScalingRule;
 
 static inline const char *scaling_name(ScalingRule rule) {
-    static const char *const names[SCALING_COUNT] = {"none", "tensor", "delayed", "row", "row_gwhp", "block", "mx", "nv"};
+    static const char *const names[SCALING_COUNT] = {"none",     "tensor", "delayed", "row",
+                                                     "row_gwhp", "block",  "mx",      "nv"};
     return names[rule];
 }
 
@@ -177,9 +181,10 @@ static inline uint32_t format_encode(const Format *f, float x, int saturate) {
 }
 
 // Stochastic: up to the next code away from zero with probability remainder / spacing, taken to `random_bits` bits:
-// floor(2^random_bits * remainder / spacing) + random >= 2^random_bits, random in [0, 2^random_bits). Exact values never
-// move. No finite value ever becomes Inf; Inf stays Inf where the format has one and `saturate` is 0.
-static inline uint32_t format_encode_stochastic(const Format *f, float x, uint32_t random, int random_bits, int saturate) {
+// floor(2^random_bits * remainder / spacing) + random >= 2^random_bits, random in [0, 2^random_bits). Exact values
+// never move. No finite value ever becomes Inf; Inf stays Inf where the format has one and `saturate` is 0.
+static inline uint32_t format_encode_stochastic(const Format *f, float x, uint32_t random, int random_bits,
+                                                int saturate) {
     int special;
     uint32_t bits = bits_of_float(x), limit_code = format_special_code(f, x, saturate, &special);
     if (special) return limit_code;
@@ -189,8 +194,9 @@ static inline uint32_t format_encode_stochastic(const Format *f, float x, uint32
     uint64_t down = shift < 64 ? (uint64_t)parts.significand >> shift : 0;
     uint64_t remainder = shift < 64 ? (uint64_t)parts.significand & ((1ull << shift) - 1) : parts.significand;
     // remainder * 2^random_bits / 2^shift without losing low bits: shift the smaller way round
-    uint64_t fraction = random_bits >= shift ? remainder << (random_bits - shift)
-                        : shift - random_bits < 64 ? remainder >> (shift - random_bits) : 0;
+    uint64_t fraction = random_bits >= shift       ? remainder << (random_bits - shift)
+                        : shift - random_bits < 64 ? remainder >> (shift - random_bits)
+                                                   : 0;
     down += fraction + random >= 1ull << random_bits;
     uint32_t code = (uint32_t)down;
     if (parts.leading >= min_leading) code += (uint32_t)(parts.leading - min_leading) << M;
@@ -249,15 +255,15 @@ FORMAT_FN float round_tf32_rz(float x) {
 // Formats of a narrower range: fp16, fp8, fp4.
 //
 // Adding c = 2^(e + 23 - M) to |x|, with e its exponent but not below the smallest normal's, leaves |x| rounded to the
-// format's spacing at |x|: the addition itself does RNE, for normals and subnormals alike. The low bits of the sum count
-// units of that spacing, which is the mantissa of the code; subtracting c gives the value. `clamp` is applied first: the
-// largest value where casts saturate, else the value that the overflow code would have. min_field is the exponent
-// field of the smallest normal as fp32. All arguments but x are constants: everything folds.
+// format's spacing at |x|: the addition itself does RNE, for normals and subnormals alike. The low bits of the sum
+// count units of that spacing, which is the mantissa of the code; subtracting c gives the value. `clamp` is applied
+// first: the largest value where casts saturate, else the value that the overflow code would have. min_field is the
+// exponent field of the smallest normal as fp32. All arguments but x are constants: everything folds.
 
 typedef struct {
-    float magnitude;   // clamped |x|; NaN stays
-    uint32_t field;    // max(exponent field, min_field), in place
-    float sum;         // |x| + c
+    float magnitude;  // clamped |x|; NaN stays
+    uint32_t field;   // max(exponent field, min_field), in place
+    float sum;        // |x| + c
     float c;
 } NarrowSum;
 
@@ -277,15 +283,16 @@ FORMAT_FN float narrow_round(float x, int M, uint32_t min_field, float clamp) {
     return float_of_bits(bits_of_float(s.sum - s.c) | (bits_of_float(x) & 0x80000000u));
 }
 
-FORMAT_FN uint32_t narrow_encode(float x, int M, uint32_t min_field, float clamp, int sign_position, uint32_t nan_code) {
+FORMAT_FN uint32_t narrow_encode(float x, int M, uint32_t min_field, float clamp, int sign_position,
+                                 uint32_t nan_code) {
     NarrowSum s = narrow_sum(x, M, min_field, clamp);
     uint32_t code = ((s.field - (min_field << 23)) >> (23 - M)) + (bits_of_float(s.sum) - bits_of_float(s.c));
     code |= bits_of_float(x) >> 31 << sign_position;
     return is_nan_bits(bits_of_float(x)) ? nan_code : code;
 }
 
-// As narrow_encode, stochastically. |x| in units of 2^-random_bits spacings, cut to an integer (exact until the cut), plus
-// the random bits, carries into whole units just where the fraction and the random number reach 1 together.
+// As narrow_encode, stochastically. |x| in units of 2^-random_bits spacings, cut to an integer (exact until the cut),
+// plus the random bits, carries into whole units just where the fraction and the random number reach 1 together.
 FORMAT_FN uint32_t narrow_encode_stochastic(float x, int M, uint32_t min_field, float clamp, int sign_position,
                                             uint32_t nan_code, uint32_t random, int random_bits) {
     // The clamp compares patterns, which order as magnitudes do: NaN becomes clamp too, so the conversion sees no NaN.
@@ -307,7 +314,9 @@ FORMAT_FN float narrow_decode(uint32_t code, int M, uint32_t min_field, float mi
     float subnormal = (float)(int32_t)code * min_subnormal;
     return code >> M ? normal : subnormal;
 }
-FORMAT_FN float with_sign(float magnitude, uint32_t sign) { return float_of_bits(bits_of_float(magnitude) | sign << 31); }
+FORMAT_FN float with_sign(float magnitude, uint32_t sign) {
+    return float_of_bits(bits_of_float(magnitude) | sign << 31);
+}
 
 FORMAT_FN uint16_t encode_fp16(float x) { return (uint16_t)narrow_encode(x, 10, 113, 65536.0f, 15, 0x7fffu); }
 FORMAT_FN float decode_fp16(uint16_t code) {
@@ -421,19 +430,19 @@ FORMAT_FN void kahan_update_bf16(float *w, float *c, float update) {
 // ----------------------------------------------------------------------------------------------------------------
 // Arrays and dispatch
 
-// The nearest representable value in format `id`, as training casts do it (fp8, fp4: saturating; e8m0: up; scales unsigned). A
-// constant `id` leaves one of the functions above.
+// The nearest representable value in format `id`, as training casts do it (fp8, fp4: saturating; e8m0: up; scales
+// unsigned). A constant `id` leaves one of the functions above.
 FORMAT_FN float format_round(FormatId id, float x) {
     switch (id) {
-    case FORMAT_TF32: return round_tf32(x);
-    case FORMAT_FP16: return round_fp16(x);
-    case FORMAT_BF16: return round_bf16(x);
-    case FORMAT_E4M3: return round_e4m3(x);
-    case FORMAT_E5M2: return round_e5m2(x);
-    case FORMAT_E8M0: return decode_e8m0(encode_e8m0(x));
-    case FORMAT_E2M1: return round_e2m1(x);
-    case FORMAT_UE4M3: return decode_ue4m3(encode_ue4m3(x));
-    default: return x;
+        case FORMAT_TF32: return round_tf32(x);
+        case FORMAT_FP16: return round_fp16(x);
+        case FORMAT_BF16: return round_bf16(x);
+        case FORMAT_E4M3: return round_e4m3(x);
+        case FORMAT_E5M2: return round_e5m2(x);
+        case FORMAT_E8M0: return decode_e8m0(encode_e8m0(x));
+        case FORMAT_E2M1: return round_e2m1(x);
+        case FORMAT_UE4M3: return decode_ue4m3(encode_ue4m3(x));
+        default: return x;
     }
 }
 
@@ -443,13 +452,14 @@ FORMAT_FN float format_round(FormatId id, float x) {
 // out[i] = in[i] rounded to `id`; out == in is fine. One thread.
 static inline void format_round_array(FormatId id, float *out, const float *in, size_t n) {
     switch (id) {
-    case FORMAT_TF32: FORMAT_ROUND_LOOP(round_tf32); break;
-    case FORMAT_FP16: FORMAT_ROUND_LOOP(round_fp16); break;
-    case FORMAT_BF16: FORMAT_ROUND_LOOP(round_bf16); break;
-    case FORMAT_E4M3: FORMAT_ROUND_LOOP(round_e4m3); break;
-    case FORMAT_E5M2: FORMAT_ROUND_LOOP(round_e5m2); break;
-    case FORMAT_E2M1: FORMAT_ROUND_LOOP(round_e2m1); break;
-    default: for (size_t i = 0; i < n; i++) out[i] = format_round(id, in[i]);
+        case FORMAT_TF32: FORMAT_ROUND_LOOP(round_tf32); break;
+        case FORMAT_FP16: FORMAT_ROUND_LOOP(round_fp16); break;
+        case FORMAT_BF16: FORMAT_ROUND_LOOP(round_bf16); break;
+        case FORMAT_E4M3: FORMAT_ROUND_LOOP(round_e4m3); break;
+        case FORMAT_E5M2: FORMAT_ROUND_LOOP(round_e5m2); break;
+        case FORMAT_E2M1: FORMAT_ROUND_LOOP(round_e2m1); break;
+        default:
+            for (size_t i = 0; i < n; i++) out[i] = format_round(id, in[i]);
     }
 }
 
@@ -465,8 +475,8 @@ static inline void unpack_fp4(uint8_t *codes, const uint8_t *packed, size_t n) {
 // ----------------------------------------------------------------------------------------------------------------
 // Start-up check
 
-// NULL, or what is broken in this build's arithmetic: a compiler flag or a library that flushes subnormals or removes NaN
-// tests changes results silently, so trainers call this before anything else. Ten vectors per format.
+// NULL, or what is broken in this build's arithmetic: a compiler flag or a library that flushes subnormals or removes
+// NaN tests changes results silently, so trainers call this before anything else. Ten vectors per format.
 static inline const char *formats_self_test(void) {
     static const uint32_t inputs[10] = {0x80000000u, 0x3f808000u, 0x3f818000u, 0x40490fdbu, 0xbe99999au,
                                         0x33000001u, 0x43fa0000u, 0x7f7fffffu, 0x7f800000u, 0x7fffffffu};
@@ -478,10 +488,12 @@ static inline const char *formats_self_test(void) {
     static const uint8_t e2m1[10] = {0x8, 0x2, 0x2, 0x5, 0x9, 0x0, 0x7, 0x7, 0x7, 0x7};
     volatile float tiny = 1e-40f, not_a_number = NAN;
     tiny *= 0.5f;
-    if (tiny == 0.0f) return "fp32 subnormals are flushed to zero (a flag like -ffast-math, here or in a linked library)";
+    if (tiny == 0.0f)
+        return "fp32 subnormals are flushed to zero (a flag like -ffast-math, here or in a linked library)";
     if (not_a_number == not_a_number) return "NaN compares equal to itself (a flag like -ffast-math)";
     for (int i = 0; i < 10; i++) {
-        volatile uint32_t bits = inputs[i];  // volatile: the check is of the running code, not of the compiler's folding
+        volatile uint32_t bits =
+            inputs[i];  // volatile: the check is of the running code, not of the compiler's folding
         float x = float_of_bits(bits);
         if (encode_bf16(x) != bf16[i]) return "fp32 to bf16 conversion is wrong";
         if (encode_fp16(x) != fp16[i]) return "fp32 to fp16 conversion is wrong";

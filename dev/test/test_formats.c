@@ -1,5 +1,6 @@
-// test_formats.c: llmc/formats.h against recorded conversions, against its own slow definition, and against a search for
-// the nearest value; stochastic rounding against its probabilities; the arithmetic facts that the precision modes rest on.
+// test_formats.c: llmc/formats.h against recorded conversions, against its own slow definition, and against a search
+// for the nearest value; stochastic rounding against its probabilities; the arithmetic facts that the precision modes
+// rest on.
 #include "llmc/formats.h"
 
 #include <stdlib.h>
@@ -33,11 +34,11 @@ typedef struct {
     Encode encode;
 } Cast;
 static const Cast casts[] = {
-    {"fp32", FORMAT_FP32, 0, fast_fp32},       {"tf32", FORMAT_TF32, 0, fast_tf32},
-    {"fp16", FORMAT_FP16, 0, fast_fp16},       {"bf16", FORMAT_BF16, 0, fast_bf16},
-    {"e4m3", FORMAT_E4M3, 1, fast_e4m3},       {"e4m3 nosat", FORMAT_E4M3, 0, fast_e4m3_nosat},
-    {"e5m2", FORMAT_E5M2, 1, fast_e5m2},       {"e5m2 nosat", FORMAT_E5M2, 0, fast_e5m2_nosat},
-    {"e2m1", FORMAT_E2M1, 1, fast_e2m1},       {"ue4m3", FORMAT_UE4M3, 1, fast_ue4m3},
+    {"fp32", FORMAT_FP32, 0, fast_fp32}, {"tf32", FORMAT_TF32, 0, fast_tf32},
+    {"fp16", FORMAT_FP16, 0, fast_fp16}, {"bf16", FORMAT_BF16, 0, fast_bf16},
+    {"e4m3", FORMAT_E4M3, 1, fast_e4m3}, {"e4m3 nosat", FORMAT_E4M3, 0, fast_e4m3_nosat},
+    {"e5m2", FORMAT_E5M2, 1, fast_e5m2}, {"e5m2 nosat", FORMAT_E5M2, 0, fast_e5m2_nosat},
+    {"e2m1", FORMAT_E2M1, 1, fast_e2m1}, {"ue4m3", FORMAT_UE4M3, 1, fast_ue4m3},
 };
 
 // Codes of the one (CUDA and our) NaN of tf32 differ; a tf32 is a float, and those are compared as "both NaN".
@@ -47,14 +48,14 @@ static int same_code(FormatId id, uint32_t a, uint32_t b) {
 
 static float decode_fast(FormatId id, uint32_t code) {
     switch (id) {
-    case FORMAT_FP16: return decode_fp16((uint16_t)code);
-    case FORMAT_BF16: return decode_bf16((uint16_t)code);
-    case FORMAT_E4M3: return decode_e4m3((uint8_t)code);
-    case FORMAT_E5M2: return decode_e5m2((uint8_t)code);
-    case FORMAT_E8M0: return decode_e8m0((uint8_t)code);
-    case FORMAT_E2M1: return decode_e2m1((uint8_t)code);
-    case FORMAT_UE4M3: return decode_ue4m3((uint8_t)code);
-    default: return float_of_bits(code);
+        case FORMAT_FP16: return decode_fp16((uint16_t)code);
+        case FORMAT_BF16: return decode_bf16((uint16_t)code);
+        case FORMAT_E4M3: return decode_e4m3((uint8_t)code);
+        case FORMAT_E5M2: return decode_e5m2((uint8_t)code);
+        case FORMAT_E8M0: return decode_e8m0((uint8_t)code);
+        case FORMAT_E2M1: return decode_e2m1((uint8_t)code);
+        case FORMAT_UE4M3: return decode_ue4m3((uint8_t)code);
+        default: return float_of_bits(code);
     }
 }
 
@@ -113,7 +114,8 @@ TEST(variants_differ_only_where_recorded) {
         const Golden *g = find_golden(golden_e8m0_rz, COUNT(golden_e8m0_rz), golden_e8m0[i].input);
         CHECK(encode_e8m0_rz(float_of_bits(golden_e8m0[i].input)) == (g ? g : &golden_e8m0[i])->code, "e8m0 rz %zu", i);
         g = find_golden(golden_e8m0_nosat, COUNT(golden_e8m0_nosat), golden_e8m0[i].input);
-        CHECK(encode_e8m0_nosat(float_of_bits(golden_e8m0[i].input)) == (g ? g : &golden_e8m0[i])->code, "e8m0 ns %zu", i);
+        CHECK(encode_e8m0_nosat(float_of_bits(golden_e8m0[i].input)) == (g ? g : &golden_e8m0[i])->code, "e8m0 ns %zu",
+              i);
     }
 }
 
@@ -128,7 +130,8 @@ TEST(recorded_tf32) {
     }
     float nan_with_low_bits = float_of_bits(0x7f800001u);  // toward zero on the raw pattern would make it Inf
     CHECK(isnan(round_tf32_rz(nan_with_low_bits)) && isnan(round_tf32_rna(nan_with_low_bits)) &&
-          isnan(round_tf32(nan_with_low_bits)), "NaN lost");
+              isnan(round_tf32(nan_with_low_bits)),
+          "NaN lost");
 }
 
 TEST(descriptors_agree_with_their_formats) {
@@ -136,8 +139,9 @@ TEST(descriptors_agree_with_their_formats) {
         const Format *f = format_info((FormatId)id);
         int shift = f->code_shift;
         CHECK(format_decode(f, f->max_code << shift) == f->max, "%s: max %g", f->name, f->max);
-        CHECK(format_decode(f, (f->max_code + 1) << shift) == INFINITY || isnan(format_decode(f, (f->max_code + 1) << shift)) ||
-              id == FORMAT_E2M1, "%s: a number lies beyond max", f->name);
+        CHECK(format_decode(f, (f->max_code + 1) << shift) == INFINITY ||
+                  isnan(format_decode(f, (f->max_code + 1) << shift)) || id == FORMAT_E2M1,
+              "%s: a number lies beyond max", f->name);
         if (id != FORMAT_E8M0) {
             CHECK(format_decode(f, 1u << shift) == f->min_subnormal, "%s: min subnormal", f->name);
             CHECK(format_decode(f, 1u << f->mantissa_bits << shift) == f->min_normal, "%s: min normal", f->name);
@@ -148,7 +152,8 @@ TEST(descriptors_agree_with_their_formats) {
         int bits = f->sign_bits + f->exponent_bits + f->mantissa_bits;
         CHECK(id == FORMAT_UE4M3 || bits + shift == f->stored_bits, "%s: %d bits", f->name, bits);
     }
-    CHECK(format_bytes(FORMAT_E2M1, 5) == 3 && format_bytes(FORMAT_BF16, 3) == 6 && format_bytes(FORMAT_E4M3, 7) == 7, "bytes");
+    CHECK(format_bytes(FORMAT_E2M1, 5) == 3 && format_bytes(FORMAT_BF16, 3) == 6 && format_bytes(FORMAT_E4M3, 7) == 7,
+          "bytes");
 }
 
 // ----------------------------------------------------------------------------------------------------------------
@@ -198,7 +203,8 @@ static uint32_t search_nearest(const Format *f, double magnitude) {
     uint32_t low = 0, high = f->max_code;
     while (high - low > 1) {
         uint32_t middle = (low + high) / 2;
-        if ((double)format_decode(f, middle) <= magnitude) low = middle; else high = middle;
+        if ((double)format_decode(f, middle) <= magnitude) low = middle;
+        else high = middle;
     }
     double down = magnitude - (double)format_decode(f, low), up = (double)format_decode(f, high) - magnitude;
     return down < up || (down == up && low % 2 == 0) ? low : high;
@@ -212,9 +218,12 @@ TEST(definition_equals_a_search) {
             // magnitudes spread over the format's range and just outside it
             float span = log2f(f->max) - log2f(f->min_subnormal) + 4.0f;
             float x = exp2f(log2f(f->min_subnormal) - 3.0f + span * rand_uniform_from_bits(random_bits(i)));
-            if (i % 4 == 0) x = format_decode(f, random_bits(i) % f->max_code) * 0.5f + format_decode(f, random_bits(i) % f->max_code + 1) * 0.5f;
+            if (i % 4 == 0)
+                x = format_decode(f, random_bits(i) % f->max_code) * 0.5f +
+                    format_decode(f, random_bits(i) % f->max_code + 1) * 0.5f;
             if (!(x <= f->max)) x = f->max;
-            if (format_encode(f, x, 1) != search_nearest(f, x) && wrong++ < 3) CHECK(0, "%s: %g (%08x)", f->name, x, bits_of_float(x));
+            if (format_encode(f, x, 1) != search_nearest(f, x) && wrong++ < 3)
+                CHECK(0, "%s: %g (%08x)", f->name, x, bits_of_float(x));
         }
         CHECK(wrong == 0, "%s: %zu wrong", f->name, wrong);
     }
@@ -230,14 +239,16 @@ TEST(all_codes_round_trip) {
             CHECK(same_float(value, decode_fast(casts[k].id, code)), "%s %x decodes to %g", f->name, code, value);
             uint32_t expected = isnan(value) ? f->nan_code : code;
             if (isinf(value) && casts[k].saturate) expected = f->max_code | (code & 0x80u);
-            CHECK(casts[k].encode(value) == expected, "%s %x comes back as %x", casts[k].name, code, casts[k].encode(value));
+            CHECK(casts[k].encode(value) == expected, "%s %x comes back as %x", casts[k].name, code,
+                  casts[k].encode(value));
             CHECK(format_encode(f, value, casts[k].saturate) == expected, "%s %x, definition", casts[k].name, code);
         }
     }
     for (uint32_t code = 0; code < 256; code++) {
         float value = decode_e8m0((uint8_t)code);
         CHECK(same_float(value, format_decode(format_info(FORMAT_E8M0), code)), "e8m0 %x", code);
-        CHECK(encode_e8m0(value) == code && encode_e8m0_rz(value) == code && encode_e8m0_nosat(value) == code, "e8m0 %x", code);
+        CHECK(encode_e8m0(value) == code && encode_e8m0_rz(value) == code && encode_e8m0_nosat(value) == code,
+              "e8m0 %x", code);
         if (code < 255) CHECK(value * encode_scale_e8m0((uint8_t)code) == 1.0f, "e8m0 %x: scale and inverse", code);
     }
 }
@@ -353,7 +364,8 @@ TEST(half_ulp_facts) {
     CHECK(round_fp16(1e-8f) == 0.0f && round_fp16(1e-8f * 1024.0f) > 0.0f, "fp16: 1e-8 needs a loss scale");
     CHECK(round_fp16(3.1e-8f) == 0x1p-24f, "fp16: 3.1e-8 becomes the smallest subnormal");
     CHECK(round_e4m3(500.0f) == 448.0f && round_e4m3(INFINITY) == 448.0f, "e4m3 saturates");
-    CHECK(round_bf16(round_bf16(256.0f + 1.0f) + 1.0f) == 256.0f && round_bf16(256.0f + 2.0f) == 258.0f, "not associative");
+    CHECK(round_bf16(round_bf16(256.0f + 1.0f) + 1.0f) == 256.0f && round_bf16(256.0f + 2.0f) == 258.0f,
+          "not associative");
     float bf16_sum = 0, fp16_sum = 0;
     for (int i = 0; i < 100000; i++) {
         bf16_sum = round_bf16(bf16_sum + round_bf16(0.025f));
@@ -361,8 +373,12 @@ TEST(half_ulp_facts) {
     }
     CHECK(bf16_sum == 8.0f && fp16_sum == 64.0f, "sums of 0.025 stall at %g (bf16), %g (fp16)", bf16_sum, fp16_sum);
     // a cast through a second narrow format rounds twice
-    CHECK(encode_e4m3(float_of_bits(0x3f880001u)) == 0x39 && encode_e4m3(round_bf16(float_of_bits(0x3f880001u))) == 0x38, "via bf16");
-    CHECK(encode_e4m3(float_of_bits(0x3f978000u)) == 0x39 && encode_e4m3(round_bf16(float_of_bits(0x3f978000u))) == 0x3a, "via bf16");
+    CHECK(encode_e4m3(float_of_bits(0x3f880001u)) == 0x39 &&
+              encode_e4m3(round_bf16(float_of_bits(0x3f880001u))) == 0x38,
+          "via bf16");
+    CHECK(encode_e4m3(float_of_bits(0x3f978000u)) == 0x39 &&
+              encode_e4m3(round_bf16(float_of_bits(0x3f978000u))) == 0x3a,
+          "via bf16");
 }
 
 // A rounding errs by 0.425 half-epsilons on log-uniform mantissas, for any scale that keeps values normal.
@@ -382,7 +398,8 @@ TEST(rounding_error_is_what_the_mantissa_gives) {
                 }
             }
             double relative = sqrt(error / total), expected = 0.425 * 0.5 * format_epsilon(ids[k]);
-            CHECK(fabs(relative / expected - 1) < 0.05, "%s: rms %.3e, expected %.3e", format_name(ids[k]), relative, expected);
+            CHECK(fabs(relative / expected - 1) < 0.05, "%s: rms %.3e, expected %.3e", format_name(ids[k]), relative,
+                  expected);
         }
 }
 
@@ -406,7 +423,8 @@ TEST(array_rounding) {
     in[5] = NAN, in[6] = INFINITY, in[7] = -0.0f;
     for (int id = 0; id < FORMAT_COUNT; id++) {
         format_round_array((FormatId)id, out, in, 37);
-        for (size_t i = 0; i < 37; i++) CHECK(same_float(out[i], format_round((FormatId)id, in[i])), "format %d element %zu", id, i);
+        for (size_t i = 0; i < 37; i++)
+            CHECK(same_float(out[i], format_round((FormatId)id, in[i])), "format %d element %zu", id, i);
     }
 }
 

@@ -43,11 +43,11 @@ typedef struct {
 } Options;
 
 static const char usage_text[] =
-    "usage: tokenize [options] --out PREFIX FILE...     text or JSONL -> PREFIX_train_000000.bin, PREFIX_val_000000.bin, ...\n"
-    "       tokenize --decode [options] FILE.bin...     token files -> their text, on standard output\n"
+    "usage: tokenize [options] --out PREFIX FILE...   text or JSONL -> PREFIX_train_000000.bin, PREFIX_val_...\n"
+    "       tokenize --decode [options] FILE.bin...   token files -> their text, on standard output\n"
     "\n"
     "  --tokenizer byte|gpt2  byte: 256 bytes + end of text; gpt2: needs --vocab and PCRE2       (default byte)\n"
-    "  --vocab PATH           GPT-2's vocabulary: a folder with encoder.json and vocab.bpe, either file, or a .tiktoken file\n"
+    "  --vocab PATH           GPT-2's vocabulary: folder with encoder.json and vocab.bpe, either file, or a .tiktoken file\n"
     "  --out PREFIX           where the shards go; missing folders are an error\n"
     "  --val-fraction F       share of the documents (of a lone text: its last part) for validation  (default 0.05)\n"
     "  --shard-tokens N       ids in a shard, at most 2147483647                              (default 100000000)\n"
@@ -92,7 +92,8 @@ static void parse_option(Options *o, int argc, char **argv, int *i) {
                                         "--threads",   "--format", "--field", "--token-bytes"};
     char name[32];
     const char *value = strchr(argv[*i], '=');
-    size_t length = value ? (size_t)(value - argv[*i]) : strlen(argv[*i]), which = 0, count = sizeof names / sizeof *names;
+    size_t length = value ? (size_t)(value - argv[*i]) : strlen(argv[*i]), which = 0,
+           count = sizeof names / sizeof *names;
     snprintf(name, sizeof name, "%.*s", (int)min_size(length, sizeof name - 1), argv[*i]);
     while (which < count && strcmp(names[which], name) != 0) which++;
     if (which == count) die_usage("unknown option '%s'\ntry: tokenize --help", argv[*i]);
@@ -100,17 +101,17 @@ static void parse_option(Options *o, int argc, char **argv, int *i) {
     else if (*i + 1 < argc) value = argv[++*i];
     else die_usage("%s needs a value\ntry: tokenize --help", name);
     switch (which) {
-    case 0: o->tokenizer = tokenizers[parse_choice(name, value, tokenizers, 2)]; break;
-    case 1: o->vocab = value; break;
-    case 2: o->out = value; break;
-    case 3: o->val_fraction = parse_double(name, value, 0, 1); break;
-    case 4: o->shard_tokens = parse_count(name, value, 1, INT32_MAX); break;
-    case 5: o->threads = (int)parse_count(name, value, 0, 4096); break;
-    case 6: o->format = (InputFormat)parse_choice(name, value, formats, 3); break;
-    case 7: o->field = value; break;
-    default:
-        o->token_bytes = (int)parse_count(name, value, 0, 4);
-        if (o->token_bytes == 1 || o->token_bytes == 3) die_usage("--token-bytes is 0, 2 or 4, not %s", value);
+        case 0: o->tokenizer = tokenizers[parse_choice(name, value, tokenizers, 2)]; break;
+        case 1: o->vocab = value; break;
+        case 2: o->out = value; break;
+        case 3: o->val_fraction = parse_double(name, value, 0, 1); break;
+        case 4: o->shard_tokens = parse_count(name, value, 1, INT32_MAX); break;
+        case 5: o->threads = (int)parse_count(name, value, 0, 4096); break;
+        case 6: o->format = (InputFormat)parse_choice(name, value, formats, 3); break;
+        case 7: o->field = value; break;
+        default:
+            o->token_bytes = (int)parse_count(name, value, 0, 4);
+            if (o->token_bytes == 1 || o->token_bytes == 3) die_usage("--token-bytes is 0, 2 or 4, not %s", value);
     }
 }
 
@@ -150,10 +151,10 @@ typedef struct {
     const Tokenizer *tokenizer;
     size_t token_bytes;
     uint64_t shard_tokens, count, total;  // ids: at most in a shard, in the open one, in all
-    size_t shards;   // begun so far
-    size_t renamed;  // that have their final names
-    FILE *file;      // the open shard, or NULL
-    char *path;      // its temporary name
+    size_t shards;                        // begun so far
+    size_t renamed;                       // that have their final names
+    FILE *file;                           // the open shard, or NULL
+    char *path;                           // its temporary name
 } ShardWriter;
 
 static ShardWriter writers[SPLITS];  // file scope for the clean-up at exit
@@ -273,14 +274,14 @@ static void shards_publish(ShardWriter *w) {
 typedef struct {
     uint8_t *text;
     size_t bytes, capacity;
-    int jsonl;                              // whole lines of JSONL, else a part of one text
-    int starts_document, split;             // of a text
-    uint64_t first_document, first_line;    // of JSONL: number of the first document and line (from 1)
+    int jsonl;                            // whole lines of JSONL, else a part of one text
+    int starts_document, split;           // of a text
+    uint64_t first_document, first_line;  // of JSONL: number of the first document and line (from 1)
     const char *input;
-    int32_t *ids[SPLITS];                   // results, in order
+    int32_t *ids[SPLITS];  // results, in order
     size_t counts[SPLITS], id_capacity[SPLITS];
     uint64_t documents;
-    char problem[256];                      // empty while all is well
+    char problem[256];  // empty while all is well
     uint64_t problem_line;
 } Chunk;
 
@@ -291,12 +292,12 @@ typedef struct {
     FILE *file;  // the open input, or NULL
     const char *path;
     int jsonl, starts_document, split;
-    uint64_t at, end_of_part;   // offset in the file of what comes next; where a text's training part ends
-    uint64_t document, line;    // JSONL and by-document split
-    uint8_t *carry;             // read, but behind the last cut
+    uint64_t at, end_of_part;  // offset in the file of what comes next; where a text's training part ends
+    uint64_t document, line;   // JSONL and by-document split
+    uint8_t *carry;            // read, but behind the last cut
     size_t carry_bytes, carry_capacity;
     uint64_t bytes_done, bytes_total;
-    int split_each_text;        // fewer texts than 1 / fraction: each gives its last part
+    int split_each_text;  // fewer texts than 1 / fraction: each gives its last part
 } Reader;
 
 static void reserve(uint8_t **memory, size_t *capacity, size_t bytes, const char *what) {
@@ -335,8 +336,10 @@ static void reader_open(Reader *r, const Options *o, const Tokenizer *t) {
     }
     r->split_each_text = !lines && o->val_fraction > 0 && (double)texts * o->val_fraction < 1;
     if (r->split_each_text && streams)
-        die_usage("the last %g of a pipe cannot be set apart: its length is not known\n"
-                  "try: --val-fraction 0, or a file instead of the pipe", o->val_fraction);
+        die_usage(
+            "the last %g of a pipe cannot be set apart: its length is not known\n"
+            "try: --val-fraction 0, or a file instead of the pipe",
+            o->val_fraction);
 }
 
 // Where the training part of a text of `size` bytes ends: the first line start (else character start) at or after
@@ -537,9 +540,8 @@ static void print_progress(const Reader *r, double started, double *last, uint64
     printf("\r%8.1f MB", done * 1e-6);
     if (r->bytes_total) printf(" of %.1f (%.0f%%)", (double)r->bytes_total * 1e-6, 100 * done / (double)r->bytes_total);
     printf("  %llu tokens  %.1f MB/s", (unsigned long long)ids, done * 1e-6 / seconds);
-    if (r->bytes_total && done > 0)
-        printf("  %.0f s left", max_size(r->bytes_total, r->bytes_done) == r->bytes_done
-                                    ? 0.0 : seconds * ((double)r->bytes_total / done - 1));
+    if (r->bytes_total > r->bytes_done && done > 0)
+        printf("  %.0f s left", seconds * ((double)r->bytes_total / done - 1));
     printf("   ");
     fflush(stdout);
     run_context()->live_line = 1;
@@ -618,7 +620,9 @@ static void tokenize(const Options *o) {
     uint64_t documents = encode_all(o, &t, &reader);
     if (!documents)
         die("'%s'%s: there is nothing to tokenize in it", o->inputs[0],
-            o->input_count > 1 ? " and the others" : reader.bytes_total ? " has only empty lines" : " is empty");
+            o->input_count > 1   ? " and the others"
+            : reader.bytes_total ? " has only empty lines"
+                                 : " is empty");
     for (int split = 0; split < SPLITS; split++)
         if (!writers[split].total && (split == TRAIN || o->val_fraction > 0))
             die("too little text: nothing is left for %s: %llu document%s, %llu bytes, --val-fraction %g\n"
@@ -637,10 +641,13 @@ static void tokenize(const Options *o) {
 static void decode_tokenizer(const Options *o, Tokenizer *t, const uint32_t *header, const char *path) {
     uint32_t kind = header[HEADER_TOKENIZER];
     if (!o->tokenizer && kind == TOKENIZER_GPT2)
-        die_usage("'%s' was made with the gpt2 tokenizer\ntry: --vocab FOLDER, with encoder.json and vocab.bpe in it", path);
+        die_usage("'%s' was made with the gpt2 tokenizer\ntry: --vocab FOLDER, with encoder.json and vocab.bpe in it",
+                  path);
     if (!o->tokenizer && kind != TOKENIZER_BYTE)
-        die_usage("'%s' does not say which tokenizer made it\n"
-                  "try: --tokenizer byte, or --vocab FOLDER with encoder.json and vocab.bpe in it", path);
+        die_usage(
+            "'%s' does not say which tokenizer made it\n"
+            "try: --tokenizer byte, or --vocab FOLDER with encoder.json and vocab.bpe in it",
+            path);
     tokenizer_load(t, o->vocab ? o->vocab : "byte");
     if (header[HEADER_FINGERPRINT] && header[HEADER_FINGERPRINT] != t->fingerprint)
         die("'%s' was made with another vocabulary (%u ids) than '%s' (%zu ids)", path, header[HEADER_VOCABULARY],
@@ -656,7 +663,8 @@ static void decode_ids(const Tokenizer *t, const void *ids, size_t width, size_t
         const uint8_t *text = id < t->V ? tokenizer_decode(t, (int32_t)id, &bytes) : NULL;
         if (!bytes)
             die("tokens '%s': id %u at position %llu is not in the vocabulary of %zu ids\n"
-                "why: the file was made with another tokenizer, or is damaged", path, id, (unsigned long long)(at + i), t->V);
+                "why: the file was made with another tokenizer, or is damaged",
+                path, id, (unsigned long long)(at + i), t->V);
         if ((int32_t)id == t->end_of_text && !(show_eot && at + i > 0)) continue;
         if (fwrite(text, 1, bytes, stdout) != bytes) die("cannot write to standard output: %s", strerror(errno));
     }

@@ -22,15 +22,15 @@ typedef struct {
 
 typedef struct {
     size_t V;
-    uint8_t *pool;     // all tokens' bytes; id's are pool[starts[id] .. starts[id + 1])
-    size_t *starts;    // V + 1
-    uint32_t *ranks;   // V; BPE_NO_RANK: never a result of encoding (end of text, ids without a token)
+    uint8_t *pool;    // all tokens' bytes; id's are pool[starts[id] .. starts[id + 1])
+    size_t *starts;   // V + 1
+    uint32_t *ranks;  // V; BPE_NO_RANK: never a result of encoding (end of text, ids without a token)
     int32_t byte_ids[256];
     int32_t *by_bytes;  // hash table of ids, -1: free
     size_t by_bytes_mask;
-    BpePair *pairs;     // hash table of all pairs of tokens whose concatenation is a token
+    BpePair *pairs;  // hash table of all pairs of tokens whose concatenation is a token
     size_t pairs_mask;
-    uint8_t *classes;   // unicode_classes_new(): NULL without PCRE2
+    uint8_t *classes;  // unicode_classes_new(): NULL without PCRE2
 } Bpe;
 
 // ----------------------------------------------------------------------------------------------------------------
@@ -308,7 +308,8 @@ static inline void bpe_queue_pair(const Bpe *bpe, TokenizerCache *c, int32_t at)
 }
 
 // A long piece: the same result with a heap, n log n. (Not the search above: a megabyte of one letter would take days.)
-static inline size_t bpe_merge_long(const Bpe *bpe, TokenizerCache *c, const uint8_t *text, size_t bytes, int32_t *ids) {
+static inline size_t bpe_merge_long(const Bpe *bpe, TokenizerCache *c, const uint8_t *text, size_t bytes,
+                                    int32_t *ids) {
     if (bytes > c->capacity) {
         c->capacity = bytes;
         c->ids = (int32_t *)bpe_grow(c->ids, bytes, sizeof *c->ids);
@@ -370,7 +371,8 @@ static inline void bpe_load_words(const uint8_t *text, size_t bytes, uint64_t *l
 }
 
 // ids of `bytes` bytes of text, at most one a byte; returns how many.
-static inline size_t bpe_encode(const Bpe *bpe, TokenizerCache *cache, const uint8_t *text, size_t bytes, int32_t *ids) {
+static inline size_t bpe_encode(const Bpe *bpe, TokenizerCache *cache, const uint8_t *text, size_t bytes,
+                                int32_t *ids) {
     size_t count = 0;
     for (size_t at = 0, end; at < bytes; at = end) {
         end = bpe_piece_end(bpe->classes, text, bytes, at);

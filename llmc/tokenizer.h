@@ -23,7 +23,7 @@
 
 #define TOKENIZER_END_OF_TEXT "<|endoftext|>"
 #define BYTE_TOKENIZER_V ((size_t)257)
-#define TOKENIZER_MAX_V ((size_t)1 << 24)         // a larger id in a vocabulary file is taken for damage
+#define TOKENIZER_MAX_V ((size_t)1 << 24)  // a larger id in a vocabulary file is taken for damage
 #define TOKENIZER_MAX_FILE_BYTES ((size_t)1 << 30)
 
 typedef enum { TOKENIZER_NONE = 0, TOKENIZER_BYTE = 1, TOKENIZER_GPT2 = 2 } TokenizerKind;  // also in token files
@@ -76,8 +76,7 @@ static inline void vocab_add(VocabBuilder *vocab, uint64_t id, const uint8_t *to
         memset(vocab->tokens + old, 0, (vocab->capacity - old) * sizeof *vocab->tokens);
         memset(vocab->bytes + old, 0, (vocab->capacity - old) * sizeof *vocab->bytes);
     }
-    if (vocab->tokens[id])
-        die("vocabulary '%s': two tokens have the id %llu", vocab->path, (unsigned long long)id);
+    if (vocab->tokens[id]) die("vocabulary '%s': two tokens have the id %llu", vocab->path, (unsigned long long)id);
     vocab->tokens[id] = (uint8_t *)checked_calloc(bytes, 1, "a token");
     memcpy(vocab->tokens[id], token, bytes);
     vocab->bytes[id] = bytes;
@@ -109,7 +108,8 @@ static inline void vocab_build(VocabBuilder *vocab, Bpe *bpe) {
         bpe->byte_ids[byte] = bpe_find(bpe, &text, 1);
         if (bpe->byte_ids[byte] < 0)
             die("vocabulary '%s': no token for the byte 0x%02x\nwhy: a byte-pair vocabulary has all 256 bytes, so that "
-                "any text can be coded", vocab->path, byte);
+                "any text can be coded",
+                vocab->path, byte);
     }
     bpe_index_pairs(bpe);
 }
@@ -150,7 +150,8 @@ static inline void vocab_read_encoder(VocabBuilder *vocab, int32_t *end_of_text)
         size_t length = is_end ? node->key_bytes : vocab_unmask(node->key, node->key_bytes, token);
         if (!length)
             die("vocabulary '%s': the token of id %llu is empty or has a character that stands for no byte\n"
-                "why: not a byte-level vocabulary?", vocab->path, (unsigned long long)id);
+                "why: not a byte-level vocabulary?",
+                vocab->path, (unsigned long long)id);
         vocab_add(vocab, id, token, length, !is_end && length == 1 ? token[0] : BPE_NO_RANK);
         if (is_end) *end_of_text = (int32_t)id;
     }
@@ -164,7 +165,8 @@ typedef struct {
     size_t mask;
 } VocabIndex;
 
-static inline int32_t *vocab_slot(const VocabBuilder *vocab, const VocabIndex *index, const uint8_t *token, size_t bytes) {
+static inline int32_t *vocab_slot(const VocabBuilder *vocab, const VocabIndex *index, const uint8_t *token,
+                                  size_t bytes) {
     size_t slot = bpe_hash_bytes(token, bytes);
     for (;; slot++) {
         int32_t *id = &index->slots[slot & index->mask];
@@ -195,7 +197,8 @@ static inline void vocab_read_merges(VocabBuilder *vocab, const char *path) {
         int32_t id = *vocab_slot(vocab, &index, (uint8_t *)line, n1 + n2);
         if (id < 0)
             die("vocabulary '%s', merge %zu: its result is no token of '%s'\nwhy: the two files belong to different "
-                "vocabularies", path, merges + 1, vocab->path);
+                "vocabularies",
+                path, merges + 1, vocab->path);
         merges++;
         if (vocab->ranks[id] == BPE_NO_RANK) vocab->ranks[id] = (uint32_t)(255 + merges);
     }
@@ -266,7 +269,8 @@ static inline char *vocab_find_file(const char *folder, const char *name, const 
         free(path);
     }
     die("vocabulary '%s': there is no %s (nor %s) in this folder\n"
-        "why: GPT-2's vocabulary is encoder.json and vocab.bpe side by side, or one .tiktoken file", folder, name, other_name);
+        "why: GPT-2's vocabulary is encoder.json and vocab.bpe side by side, or one .tiktoken file",
+        folder, name, other_name);
 }
 
 static inline int vocab_has_suffix(const char *path, const char *suffix) {
@@ -376,11 +380,12 @@ static inline size_t tokenizer_encode(const Tokenizer *t, TokenizerCache *cache,
 // The bytes that `id` stands for and their number; "<|endoftext|>" for end_of_text, no bytes for an id without any.
 static inline const uint8_t *tokenizer_decode(const Tokenizer *t, int32_t id, size_t *bytes) {
     // Every byte value once, so that a pointer into it is a one-byte text.
-#define BYTES_16(x) x, x+1, x+2, x+3, x+4, x+5, x+6, x+7, x+8, x+9, x+10, x+11, x+12, x+13, x+14, x+15
-    static const uint8_t every_byte[256] = {
-        BYTES_16(0x00), BYTES_16(0x10), BYTES_16(0x20), BYTES_16(0x30), BYTES_16(0x40), BYTES_16(0x50), BYTES_16(0x60),
-        BYTES_16(0x70), BYTES_16(0x80), BYTES_16(0x90), BYTES_16(0xA0), BYTES_16(0xB0), BYTES_16(0xC0), BYTES_16(0xD0),
-        BYTES_16(0xE0), BYTES_16(0xF0)};
+#define BYTES_16(x) \
+    x, x + 1, x + 2, x + 3, x + 4, x + 5, x + 6, x + 7, x + 8, x + 9, x + 10, x + 11, x + 12, x + 13, x + 14, x + 15
+    static const uint8_t every_byte[256] = {BYTES_16(0x00), BYTES_16(0x10), BYTES_16(0x20), BYTES_16(0x30),
+                                            BYTES_16(0x40), BYTES_16(0x50), BYTES_16(0x60), BYTES_16(0x70),
+                                            BYTES_16(0x80), BYTES_16(0x90), BYTES_16(0xA0), BYTES_16(0xB0),
+                                            BYTES_16(0xC0), BYTES_16(0xD0), BYTES_16(0xE0), BYTES_16(0xF0)};
 #undef BYTES_16
     *bytes = 0;
     if (id < 0 || (size_t)id >= t->V) return every_byte;

@@ -70,8 +70,35 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
 }
 #else
 int main(int argc, char **argv) {
-    static const char *const parts[] = {"{\"text\": \"", "\"}", "\\u", "d83d", "\\", "\"", ": ", ", ", "[", "]", "{", "}", "null",
-        "1e5", "-", "0", "'", "'s", "'ll", " ", "  ", "\n", "a", "the", "\xc3\xa9", "\xf0\x9f\x98\x80", "\xe3\x80\x80", "\xff", "\xc3"};
+    static const char *const parts[] = {"{\"text\": \"",
+                                        "\"}",
+                                        "\\u",
+                                        "d83d",
+                                        "\\",
+                                        "\"",
+                                        ": ",
+                                        ", ",
+                                        "[",
+                                        "]",
+                                        "{",
+                                        "}",
+                                        "null",
+                                        "1e5",
+                                        "-",
+                                        "0",
+                                        "'",
+                                        "'s",
+                                        "'ll",
+                                        " ",
+                                        "  ",
+                                        "\n",
+                                        "a",
+                                        "the",
+                                        "\xc3\xa9",
+                                        "\xf0\x9f\x98\x80",
+                                        "\xe3\x80\x80",
+                                        "\xff",
+                                        "\xc3"};
     static uint8_t data[4096];
     uint64_t state = 1;
     long runs = argc > 1 ? atol(argv[1]) : 20000;

@@ -28,10 +28,12 @@ static const char *fixture(const char *name) {
 // Every kind of neighbour: classes of characters, apostrophes, and bytes that are no UTF-8.
 static size_t random_text(uint8_t *text, size_t room, int valid_only) {
     static const char *const parts[] = {
-        "a", "s", "t", "m", "d", "ll", "re", "ve", "l", "Z", "\u00e9", "\u4e2d", "\U00020bb7", "1", "\u00b2", "\u0663", "'", "'", "!",
-        "\u2019", "\U0001f600", "\u0301", "\u200b", " ", " ", "  ", "\n", "\r\n", "\t", "\u00a0", "\u3000", "\xc2\x85", "hello",
+        "a", "s", "t", "m", "d", "ll", "re", "ve", "l", "Z", "\u00e9", "\u4e2d", "\U00020bb7", "1", "\u00b2", "\u0663",
+        "'", "'", "!", "\u2019", "\U0001f600", "\u0301", "\u200b", " ", " ", "  ", "\n", "\r\n", "\t", "\u00a0",
+        "\u3000", "\xc2\x85", "hello",
         // no UTF-8: stray continuation, lone leads, overlong, surrogate, beyond the last character
-        "\x80", "\xbf\xbf", "\xc3", "\xe4\xb8", "\xf0\x9f\x98", "\xc0\xaf", "\xed\xa0\x80", "\xf4\x90\x80\x80", "\xff", "\xe3\x80"};
+        "\x80", "\xbf\xbf", "\xc3", "\xe4\xb8", "\xf0\x9f\x98", "\xc0\xaf", "\xed\xa0\x80", "\xf4\x90\x80\x80", "\xff",
+        "\xe3\x80"};
     uint32_t count = valid_only ? 33 : sizeof parts / sizeof parts[0];
     size_t bytes = 0;
     for (;;) {
@@ -44,7 +46,9 @@ static size_t random_text(uint8_t *text, size_t room, int valid_only) {
 }
 
 // The file, and its size; dies where it cannot be read.
-static uint8_t *read_fixture(const char *name, size_t *bytes) { return (uint8_t *)tokenizer_read_file(fixture(name), bytes); }
+static uint8_t *read_fixture(const char *name, size_t *bytes) {
+    return (uint8_t *)tokenizer_read_file(fixture(name), bytes);
+}
 
 // Encodes torture.txt with the vocabulary at `path`, compares with the ids in `expected_name`, and decodes again.
 static void check_torture(const char *path, const char *expected_name) {
@@ -143,7 +147,8 @@ TEST(round_trip_of_random_bytes) {
     for (int round = 0; round < 200; round++) {
         size_t bytes = random_below(sizeof text), at = 0;
         if (round % 2) bytes = random_text(text, bytes, 0);
-        else for (size_t i = 0; i < bytes; i++) text[i] = (uint8_t)random_below(256);
+        else
+            for (size_t i = 0; i < bytes; i++) text[i] = (uint8_t)random_below(256);
         ids[bytes] = -77;
         size_t count = tokenizer_encode(&t, NULL, text, bytes, ids);
         CHECK(count <= bytes && ids[bytes] == -77, "%zu ids for %zu bytes", count, bytes);
@@ -163,7 +168,8 @@ TEST(round_trip_of_random_bytes) {
 TEST(pieces_equal_the_expression) {
 #ifdef HAVE_PCRE2
 #define WS "\\x09-\\x0d\\x20\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}"
-    static const char pattern[] = "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^" WS "\\p{L}\\p{N}]+|[" WS "]+(?![^" WS "])|[" WS "]+";
+    static const char pattern[] =
+        "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^" WS "\\p{L}\\p{N}]+|[" WS "]+(?![^" WS "])|[" WS "]+";
     static uint8_t text[400];
     uint8_t *classes = unicode_classes_new();
     int code, pieces = 0;
@@ -176,7 +182,8 @@ TEST(pieces_equal_the_expression) {
         size_t bytes = random_text(text, 4 + random_below(sizeof text - 4), 1), at = 0;
         while (at < bytes) {
             int groups = pcre2_match(expression, text, bytes, at, PCRE2_ANCHORED, match, NULL);
-            size_t end = bpe_piece_end(classes, text, bytes, at), expected = groups < 1 ? 0 : pcre2_get_ovector_pointer(match)[1];
+            size_t end = bpe_piece_end(classes, text, bytes, at),
+                   expected = groups < 1 ? 0 : pcre2_get_ovector_pointer(match)[1];
             CHECK(end == expected, "round %d: the piece at %zu ends at %zu, PCRE2 says %zu", round, at, end, expected);
             if (end <= at || end != expected) break;
             at = end;
@@ -211,13 +218,15 @@ TEST(safe_cuts_change_nothing) {
             cuts++;
             n = tokenizer_encode(&t, cache, text, cut, parts);
             n += tokenizer_encode(&t, cache, text + cut, bytes - cut, parts + n);
-            CHECK(n == count && memcmp(whole, parts, n * sizeof *whole) == 0, "round %d: a cut at %zu changes ids", round, cut);
+            CHECK(n == count && memcmp(whole, parts, n * sizeof *whole) == 0, "round %d: a cut at %zu changes ids",
+                  round, cut);
         }
     }
     CHECK(cuts > tries * 9 / 10, "%zu cuts in %zu tries", cuts, tries);
     CHECK(tokenizer_safe_cut(&t, "aaaaaaaaaaaaaaaa", 16) == 0, "a cut inside a word");
     CHECK(tokenizer_safe_cut(&t, "                ", 16) == 0, "a cut inside white space");
-    CHECK(tokenizer_safe_cut(&t, "it's all right", 14) == 8, "cut at %zu", tokenizer_safe_cut(&t, "it's all right", 14));
+    CHECK(tokenizer_safe_cut(&t, "it's all right", 14) == 8, "cut at %zu",
+          tokenizer_safe_cut(&t, "it's all right", 14));
     tokenizer_cache_free(cache);
     tokenizer_free(&t);
 }
@@ -231,7 +240,8 @@ TEST(merging_by_search_heap_and_definition) {
     TokenizerCache *cache = tokenizer_cache_new();
     for (int round = 0; round < 5000; round++) {
         size_t bytes = 1 + random_below(BPE_SHORT_PIECE), n = bytes;
-        for (size_t i = 0; i < bytes; i++) text[i] = (uint8_t)(random_below(3) ? (uint32_t)"aabl =-"[random_below(7)] : random_below(256));
+        for (size_t i = 0; i < bytes; i++)
+            text[i] = (uint8_t)(random_below(3) ? (uint32_t) "aabl =-"[random_below(7)] : random_below(256));
         size_t na = bpe_merge_short(&t.bpe, text, bytes, a), nb = bpe_merge_long(&t.bpe, cache, text, bytes, b);
         size_t starts[BPE_SHORT_PIECE + 1];  // the definition: join the neighbours whose bytes have the lowest rank
         for (size_t i = 0; i <= n; i++) starts[i] = i;
@@ -247,8 +257,10 @@ TEST(merging_by_search_heap_and_definition) {
             n--;
         }
         for (size_t i = 0; i < n; i++) c[i] = bpe_find(&t.bpe, text + starts[i], starts[i + 1] - starts[i]);
-        CHECK(na == n && memcmp(a, c, n * sizeof *a) == 0, "round %d: %zu ids by search, %zu by definition", round, na, n);
-        CHECK(nb == n && memcmp(b, c, n * sizeof *b) == 0, "round %d: %zu ids by heap, %zu by definition", round, nb, n);
+        CHECK(na == n && memcmp(a, c, n * sizeof *a) == 0, "round %d: %zu ids by search, %zu by definition", round, na,
+              n);
+        CHECK(nb == n && memcmp(b, c, n * sizeof *b) == 0, "round %d: %zu ids by heap, %zu by definition", round, nb,
+              n);
     }
     tokenizer_cache_free(cache);
     tokenizer_free(&t);
@@ -300,7 +312,8 @@ TEST(classes_of_unicode) {
     // Unicode 16.0 has 141,028 letters and 1,911 numbers; a PCRE2 that knows a later version may add some.
     CHECK(letters >= 141028 && letters < 150000, "%zu letters", letters);
     CHECK(numbers >= 1911 && numbers < 2100, "%zu numbers", numbers);
-    CHECK(classes[0x180E] == CLASS_OTHER && classes[0xFFFD] == CLASS_OTHER && classes[0x1C] == CLASS_OTHER, "not others");
+    CHECK(classes[0x180E] == CLASS_OTHER && classes[0xFFFD] == CLASS_OTHER && classes[0x1C] == CLASS_OTHER,
+          "not others");
     CHECK(classes[0x31350] == CLASS_LETTER && classes[0x1E4F0] == CLASS_NUMBER, "new in Unicode 15");
     free(classes);
 }

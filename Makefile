@@ -151,6 +151,14 @@ $(B)/%: dev/test/%.c $(B)/flags
 	$(BUILD_PROGRAM)
 $(B)/%: dev/bench/%.c $(B)/flags
 	$(BUILD_PROGRAM)
+# Where the CUDA toolkit's headers are, the exhaustive comparison is with their conversions too; they want C++.
+CUDA_HOME ?= /usr/local/cuda
+CUDA_FP4  := $(wildcard $(CUDA_HOME)/include/cuda_fp4.h)
+ifneq ($(and $(CUDA_FP4),$(shell command -v $(CXX) 2>/dev/null)),)
+$(B)/exhaustive_formats: dev/test/exhaustive_formats.c $(B)/flags
+	$(CXX) -x c++ -std=gnu++17 $(filter-out -std=%,$(ALL_FLAGS)) -DWITH_CUDA_HEADERS -isystem $(dir $(CUDA_FP4)) \
+	    -MMD -MP -MF $@.d -MT $@ -o $@ $< $(ALL_LIBS)
+endif
 -include $(wildcard $(B)/*.d)
 
 .PHONY: all train_gpt tokenize test_gpt data run test test-exhaustive bench check-headers format clean help

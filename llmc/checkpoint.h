@@ -42,8 +42,8 @@ typedef struct {
 // Called in the same order on every rank, so they may communicate. They do not return on failure.
 typedef void CheckpointRead(void *ctx, const CheckpointTensor *tensor, size_t row, size_t rows, size_t col, size_t cols,
                             void *host);
-typedef void CheckpointWrite(void *ctx, const CheckpointTensor *tensor, size_t row, size_t rows, size_t col, size_t cols,
-                             const void *host);
+typedef void CheckpointWrite(void *ctx, const CheckpointTensor *tensor, size_t row, size_t rows, size_t col,
+                             size_t cols, const void *host);
 
 typedef struct {
     char out[SAFE_PATH_BYTES];
@@ -54,8 +54,8 @@ typedef struct {
     CheckpointRead *read;  // NULL: tensor->data is host memory
     CheckpointWrite *write;
     void *ctx;
-    int writes_files;   // 0 on ranks that only take part in the callbacks
-    int may_exchange;   // 0 keeps to plain renames (for tests)
+    int writes_files;  // 0 on ranks that only take part in the callbacks
+    int may_exchange;  // 0 keeps to plain renames (for tests)
     // Its own:
     size_t stage_bytes;
     char *stage[2];
@@ -136,7 +136,7 @@ static inline int checkpoint_shape(const CheckpointTensor *tensor, size_t *shape
 // ----------------------------------------------------------------------------------------------------------------
 // Staging
 
-// out (cols, rows) = in (rows, cols) transposed, elements of 2, 4 or 8 bytes; in blocks, so that both sides stay in cache.
+// out (cols, rows) = in (rows, cols) transposed, elements of 2, 4 or 8 bytes; in blocks, so that both stay in cache.
 static inline void checkpoint_transpose(void *out, const void *in, size_t rows, size_t cols, size_t element_bytes) {
     const size_t block = 16;
     for (size_t r0 = 0; r0 < rows; r0 += block)
@@ -335,8 +335,8 @@ static inline size_t checkpoint_entries(Checkpointer *ck, int file) {
 
 // Ready to save to and load from: allocates everything saving needs. `options_json` (may be NULL) is kept in the
 // training state. `out` may be NULL where nothing will be saved.
-static inline void checkpoint_open(Checkpointer *ck, const char *out, const GPTConfig *config, CheckpointTensor *tensors,
-                                   size_t count, const char *options_json) {
+static inline void checkpoint_open(Checkpointer *ck, const char *out, const GPTConfig *config,
+                                   CheckpointTensor *tensors, size_t count, const char *options_json) {
     memset(ck, 0, sizeof *ck);
     snprintf(ck->out, sizeof ck->out, "%s", out ? out : "");
     ck->config = *config;
@@ -357,8 +357,7 @@ static inline void checkpoint_open(Checkpointer *ck, const char *out, const GPTC
     ck->header_capacity = 0;
     for (int file = CHECKPOINT_IN_MODEL; file <= CHECKPOINT_IN_STATE; file++) {
         size_t n = checkpoint_entries(ck, file);
-        ck->header_capacity =
-            max_size(ck->header_capacity, safetensors_header(NULL, 0, ck->entries, n, ck->metadata));
+        ck->header_capacity = max_size(ck->header_capacity, safetensors_header(NULL, 0, ck->entries, n, ck->metadata));
     }
     ck->header = (char *)checked_calloc(ck->header_capacity, 1, "checkpoint header");
     // A file size limit (ulimit -f) must show as a failed write, which is reported, not as a deadly signal.
@@ -502,8 +501,8 @@ typedef struct {
 
 // One tensor from a file to memory, converted where its dtype is another float format. Refuses values that are not
 // finite (a model cannot recover from them).
-static inline int checkpoint_read_tensor(Checkpointer *ck, const CheckpointTensor *tensor, const CheckpointSource *source,
-                                         Message *message) {
+static inline int checkpoint_read_tensor(Checkpointer *ck, const CheckpointTensor *tensor,
+                                         const CheckpointSource *source, Message *message) {
     CheckpointTensor walk = *tensor;  // blocks in the source's order
     CheckpointBlock block = {0, 0, 0, 0};
     size_t size = safetensors_dtype_bytes(tensor->dtype), source_size = safetensors_dtype_bytes(source->dtype);
@@ -537,9 +536,9 @@ static inline int checkpoint_read_tensor(Checkpointer *ck, const CheckpointTenso
     return CHECKPOINT_OK;
 }
 
-// Is what a file holds under this tensor's name what memory expects? Same shape, and the same dtype or one that converts.
-static inline int checkpoint_check_entry(const CheckpointTensor *tensor, const SafetensorsEntry *entry, const char *path,
-                                         Message *message) {
+// Is what a file holds under this tensor's name what memory expects? Same shape; same dtype or one that converts.
+static inline int checkpoint_check_entry(const CheckpointTensor *tensor, const SafetensorsEntry *entry,
+                                         const char *path, Message *message) {
     char found[200], expected[200];
     size_t shape[2];
     int ndim = checkpoint_shape(tensor, shape), same = entry->ndim == ndim;
@@ -592,7 +591,8 @@ static inline int checkpoint_read_file(Checkpointer *ck, const SafetensorsFile *
         const CheckpointTensor *tensor = &ck->tensors[i];
         const SafetensorsEntry *entry = tensor->file == which ? safetensors_find(file, tensor->name) : NULL;
         if (!entry) continue;
-        CheckpointSource source = {file->fd, entry->dtype, tensor->transpose, file->data_start + entry->begin, file->path};
+        CheckpointSource source = {file->fd, entry->dtype, tensor->transpose, file->data_start + entry->begin,
+                                   file->path};
         code = checkpoint_read_tensor(ck, tensor, &source, message);
     }
     return code;

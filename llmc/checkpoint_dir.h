@@ -25,12 +25,12 @@
 // What the functions of checkpoint_dir.h and checkpoint.h return; every other one than OK comes with a Message.
 enum {
     CHECKPOINT_OK,
-    CHECKPOINT_NONE,          // nothing there
-    CHECKPOINT_FAILED,        // the system refused: full disk, permission, ...
-    CHECKPOINT_NONFINITE,     // a tensor holds NaN or infinity: nothing was saved
-    CHECKPOINT_DAMAGED,       // unfinished, cut, altered
-    CHECKPOINT_MISMATCH,      // sound, but of another model
-    CHECKPOINT_WEIGHTS_ONLY   // a model without training state: --init can start from it
+    CHECKPOINT_NONE,         // nothing there
+    CHECKPOINT_FAILED,       // the system refused: full disk, permission, ...
+    CHECKPOINT_NONFINITE,    // a tensor holds NaN or infinity: nothing was saved
+    CHECKPOINT_DAMAGED,      // unfinished, cut, altered
+    CHECKPOINT_MISMATCH,     // sound, but of another model
+    CHECKPOINT_WEIGHTS_ONLY  // a model without training state: --init can start from it
 };
 
 // ----------------------------------------------------------------------------------------------------------------
@@ -191,8 +191,8 @@ static inline int checkpoint_without_manifest(const char *dir, Message *message)
     char model[SAFE_PATH_BYTES], state[SAFE_PATH_BYTES];
     int fits = path_join(model, dir, CHECKPOINT_MODEL) && path_join(state, dir, CHECKPOINT_STATE);
     if (fits && access(model, F_OK) == 0 && access(state, F_OK) != 0) {
-        message_add(message, "it holds weights only, no %s\ntry: --init '%s' starts a new run from them", CHECKPOINT_STATE,
-                    dir);
+        message_add(message, "it holds weights only, no %s\ntry: --init '%s' starts a new run from them",
+                    CHECKPOINT_STATE, dir);
         return CHECKPOINT_WEIGHTS_ONLY;
     }
     message_add(message, "unfinished: %s, which is written last, is missing", CHECKPOINT_MANIFEST);
@@ -201,7 +201,8 @@ static inline int checkpoint_without_manifest(const char *dir, Message *message)
 
 // Is the folder `dir` a complete checkpoint? OK and *step, or DAMAGED, WEIGHTS_ONLY, NONE with the reason in `message`
 // (a phrase without the folder's name). Sizes always; checksums too where `buffer` is given to read files through.
-static inline int checkpoint_verify(const char *dir, uint64_t *step, void *buffer, size_t buffer_bytes, Message *message) {
+static inline int checkpoint_verify(const char *dir, uint64_t *step, void *buffer, size_t buffer_bytes,
+                                    Message *message) {
     char path[SAFE_PATH_BYTES];
     size_t bytes = 0;
     uint64_t version;
@@ -220,8 +221,8 @@ static inline int checkpoint_verify(const char *dir, uint64_t *step, void *buffe
     } else {
         const JsonNode *root = json_root(&json);
         const char *format = json_string(json_get(&json, root, "format"));
-        if (!format || strcmp(format, CHECKPOINT_FORMAT) != 0 || !json_u64(json_get(&json, root, "version"), &version) ||
-            !json_u64(json_get(&json, root, "step"), step))
+        if (!format || strcmp(format, CHECKPOINT_FORMAT) != 0 ||
+            !json_u64(json_get(&json, root, "version"), &version) || !json_u64(json_get(&json, root, "step"), step))
             message_add(message, "%s is not one of this program", CHECKPOINT_MANIFEST);
         else if (version != CHECKPOINT_VERSION)
             message_add(message, "%s has version %llu, this program reads %d", CHECKPOINT_MANIFEST,
@@ -265,7 +266,8 @@ static inline void checkpoint_clean(const char *out) {
 
 // "OUT/step_X.KIND-PID" into `path`; 0 where that is too long.
 static inline int checkpoint_aside_path(char *path, const char *out, uint64_t step, const char *kind) {
-    int n = snprintf(path, SAFE_PATH_BYTES, "%s/step_%08llu.%s-%ld", out, (unsigned long long)step, kind, (long)getpid());
+    int n =
+        snprintf(path, SAFE_PATH_BYTES, "%s/step_%08llu.%s-%ld", out, (unsigned long long)step, kind, (long)getpid());
     return n > 0 && n < SAFE_PATH_BYTES - 64;  // room for a file's name behind it
 }
 
@@ -359,7 +361,8 @@ static inline int checkpoint_latest(const char *out, char *dir, uint64_t *step, 
         uint64_t inside = 0;
         message_clear(&why);
         checkpoint_step_name(name, list.steps[i]);
-        int code = path_join(dir, out, name) ? checkpoint_verify(dir, &inside, buffer, buffer_bytes, &why) : CHECKPOINT_NONE;
+        int code =
+            path_join(dir, out, name) ? checkpoint_verify(dir, &inside, buffer, buffer_bytes, &why) : CHECKPOINT_NONE;
         if (code == CHECKPOINT_OK && inside != list.steps[i]) {
             message_add(&why, "%s is of step %llu", CHECKPOINT_MANIFEST, (unsigned long long)inside);
             code = CHECKPOINT_DAMAGED;

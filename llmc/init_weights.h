@@ -1,4 +1,4 @@
-// init_weights.h: --init, a new run from given weights: a Hugging Face GPT-2 directory (or its model.safetensors alone),
+// init_weights.h: --init, a new run from given weights: a Hugging Face GPT-2 directory (or model.safetensors alone),
 // one of this program's checkpoints, or a weight file of llm.c. Only weights; step, moments and data start afresh.
 //
 //     init_weights_open(&init, path, &message)        finds the files, checks all shapes, gives init.config
@@ -34,8 +34,10 @@ static inline int init_weights_shape(InitWeights *init, Message *message) {
     if (!init_weights_find(init, "wte.weight")) init->prefix = "";
     const SafetensorsEntry *wte = init_weights_find(init, "wte.weight"), *wpe = init_weights_find(init, "wpe.weight");
     if (!wte || !wpe || wte->ndim != 2 || wpe->ndim != 2) {
-        message_add(message, "'%s' is no GPT-2 model: it has no matrices wte.weight and wpe.weight, with or without "
-                    "'transformer.' before their names", init->file.path);
+        message_add(message,
+                    "'%s' is no GPT-2 model: it has no matrices wte.weight and wpe.weight, with or without "
+                    "'transformer.' before their names",
+                    init->file.path);
         return CHECKPOINT_MISMATCH;
     }
     config_set_vocab(&init->config, wte->shape[0]);
@@ -47,8 +49,8 @@ static inline int init_weights_shape(InitWeights *init, Message *message) {
         init->config.V >= 2 && init->config.V < (size_t)1 << 31 && init->config.max_T >= 1 &&
         init->config.max_T <= (size_t)1 << 30)
         return CHECKPOINT_OK;
-    message_add(message, "'%s': %zu layers, %zu channels, a vocabulary of %zu and %zu positions are no model", init->file.path,
-                init->config.L, init->config.C, init->config.V, init->config.max_T);
+    message_add(message, "'%s': %zu layers, %zu channels, a vocabulary of %zu and %zu positions are no model",
+                init->file.path, init->config.L, init->config.C, init->config.V, init->config.max_T);
     return CHECKPOINT_MISMATCH;
 }
 
@@ -63,17 +65,20 @@ static inline int init_weights_heads(InitWeights *init, const char *dir, Message
         return CHECKPOINT_OK;
     }
     if (code == CHECKPOINT_NONE) {
-        message_add(message, "'%s': the number of heads is unknown\nwhy: there is no %s beside it, and its %zu channels are "
-                    "no multiple of 64, the usual head\ntry: put the model's %s there", init->file.path, CHECKPOINT_CONFIG,
-                    found->C, CHECKPOINT_CONFIG);
+        message_add(message,
+                    "'%s': the number of heads is unknown\nwhy: there is no %s beside it, and its %zu channels are "
+                    "no multiple of 64, the usual head\ntry: put the model's %s there",
+                    init->file.path, CHECKPOINT_CONFIG, found->C, CHECKPOINT_CONFIG);
         return CHECKPOINT_MISMATCH;
     }
     if (code != CHECKPOINT_OK) return code;
     found->NH = told.NH;
     if (told.L == found->L && told.C == found->C && told.V == found->V && told.max_T == found->max_T) return code;
-    message_add(message, "'%s' and the %s beside it differ: %zu and %zu layers, %zu and %zu channels, a vocabulary of %zu "
-                "and %zu, %zu and %zu positions", init->file.path, CHECKPOINT_CONFIG, found->L, told.L, found->C, told.C,
-                found->V, told.V, found->max_T, told.max_T);
+    message_add(message,
+                "'%s' and the %s beside it differ: %zu and %zu layers, %zu and %zu channels, a vocabulary of %zu "
+                "and %zu, %zu and %zu positions",
+                init->file.path, CHECKPOINT_CONFIG, found->L, told.L, found->C, told.C, found->V, told.V, found->max_T,
+                told.max_T);
     return CHECKPOINT_MISMATCH;
 }
 
@@ -94,7 +99,8 @@ static inline void init_weights_note_head(InitWeights *init, Message *message) {
     }
     for (int i = 0; i < 2; i++) free(buffers[i]);
     if (!same)
-        message_add(&init->notes, "'%s': lm_head.weight differs from wte.weight and is left out: this program ties them",
+        message_add(&init->notes,
+                    "'%s': lm_head.weight differs from wte.weight and is left out: this program ties them",
                     init->file.path);
 }
 
@@ -148,10 +154,12 @@ static inline int init_weights_no_model(const char *dir, Message *message) {
         message_add(message, "try: one of the checkpoints in it, e.g. '%s/step_%08llu'", dir,
                     (unsigned long long)list.steps[0]);
     else if (path_join(path, dir, "model.safetensors.index.json") && access(path, F_OK) == 0)
-        message_add(message, "why: the model is split over several files\n"
+        message_add(message,
+                    "why: the model is split over several files\n"
                     "try: save it again as one: save_pretrained(..., max_shard_size=\"1TB\")");
     else if (path_join(path, dir, "pytorch_model.bin") && access(path, F_OK) == 0)
-        message_add(message, "why: pytorch_model.bin is a pickle, which can run any code\n"
+        message_add(message,
+                    "why: pytorch_model.bin is a pickle, which can run any code\n"
                     "try: convert it: save_pretrained(..., safe_serialization=True)");
     free(list.steps);
     return CHECKPOINT_NONE;
@@ -170,7 +178,8 @@ static inline int init_weights_verify(const char *dir, Message *message) {
     return code;
 }
 
-static inline int init_weights_open_safetensors(InitWeights *init, const char *dir, const char *path, Message *message) {
+static inline int init_weights_open_safetensors(InitWeights *init, const char *dir, const char *path,
+                                                Message *message) {
     int code;
     if (!safetensors_open(&init->file, path, message)) return CHECKPOINT_DAMAGED;
     code = init_weights_shape(init, message);
@@ -201,7 +210,8 @@ static inline int init_weights_open(InitWeights *init, const char *path, Message
     }
     snprintf(dir, sizeof dir, "%s", path);
     if (path_is_dir(path)) {
-        if (!path_join(file, path, CHECKPOINT_MODEL) || access(file, F_OK) != 0) return init_weights_no_model(path, message);
+        if (!path_join(file, path, CHECKPOINT_MODEL) || access(file, F_OK) != 0)
+            return init_weights_no_model(path, message);
         code = init_weights_verify(path, message);
         if (code != CHECKPOINT_OK) return code;
     } else {
@@ -222,8 +232,8 @@ static inline int init_weights_check_bin(const InitWeights *init, const Checkpoi
     const ParameterInfo *info = &table[tensor->parameter];
     size_t rows = tensor->parameter == 0 ? init->config.V : info->rows;
     if (tensor->rows == rows && tensor->cols == info->cols && tensor->layer < info->layers) return CHECKPOINT_OK;
-    message_add(message, "'%s': tensor %s is %zu x %zu in %zu layers, this model needs %zu x %zu (layer %zu)", init->bin.path,
-                info->name, rows, info->cols, info->layers, tensor->rows, tensor->cols, tensor->layer);
+    message_add(message, "'%s': tensor %s is %zu x %zu in %zu layers, this model needs %zu x %zu (layer %zu)",
+                init->bin.path, info->name, rows, info->cols, info->layers, tensor->rows, tensor->cols, tensor->layer);
     return CHECKPOINT_MISMATCH;
 }
 

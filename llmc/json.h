@@ -18,11 +18,11 @@ enum { JSON_NULL, JSON_FALSE, JSON_TRUE, JSON_NUMBER, JSON_STRING, JSON_ARRAY, J
 
 typedef struct {
     int type;
-    const char *key;      // of a member of an object, decoded and NUL-terminated; else NULL
-    const char *text;     // string: decoded and NUL-terminated; number: as written, not terminated
+    const char *key;   // of a member of an object, decoded and NUL-terminated; else NULL
+    const char *text;  // string: decoded and NUL-terminated; number: as written, not terminated
     size_t key_bytes, text_bytes;
-    size_t count;         // members or elements
-    size_t child, next;   // index of the first child and of the next sibling; 0 is none
+    size_t count;        // members or elements
+    size_t child, next;  // index of the first child and of the next sibling; 0 is none
 } JsonNode;
 
 typedef struct {
@@ -49,7 +49,7 @@ static inline void json_skip_space(Json *json) {
 // The next byte, or 0 at the end (a NUL in the text is an error wherever it stands, so 0 is not ambiguous).
 static inline char json_peek(const Json *json) { return json->at < json->bytes ? json->text[json->at] : 0; }
 
-// Bytes of the UTF-8 sequence at `s` (at most `left`): 1 to 4, or 0 where it is none (overlong and surrogates are none).
+// Bytes of the UTF-8 sequence at `s` (at most `left`): 1 to 4, or 0 for none (overlong and surrogates are none).
 static inline size_t json_utf8_bytes(const char *s, size_t left) {
     const unsigned char *u = (const unsigned char *)s;
     if (u[0] < 0x80) return 1;

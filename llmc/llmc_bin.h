@@ -20,7 +20,7 @@ typedef struct {
     char path[SAFE_PATH_BYTES];
     int version;
     GPTConfig config;
-    size_t file_Vp;        // rows of wte in the file; config.Vp is this program's own padding
+    size_t file_Vp;  // rows of wte in the file; config.Vp is this program's own padding
     size_t element_bytes;
 } LlmcBin;
 
@@ -71,8 +71,8 @@ static inline int llmc_bin_read_header(LlmcBin *bin, uint64_t file_bytes, Messag
     }
     for (int i = 0; i < 6; i++)
         if (header[2 + i] < 1 || header[2 + i] > limits[i]) {
-            message_add(message, "'%s': its header says %s = %d, not between 1 and %d", bin->path, names[i], header[2 + i],
-                        limits[i]);
+            message_add(message, "'%s': its header says %s = %d, not between 1 and %d", bin->path, names[i],
+                        header[2 + i], limits[i]);
             return 0;
         }
     bin->version = header[1];
@@ -90,10 +90,11 @@ static inline int llmc_bin_read_header(LlmcBin *bin, uint64_t file_bytes, Messag
     }
     uint64_t expected = llmc_bin_offset(bin, GPT_PARAMETER_COUNT, 0);
     if (file_bytes == expected) return 1;
-    message_add(message, "'%s' has %llu bytes, its header (version %d, max_T %zu, V %zu, L %zu, C %zu, Vp %zu) means %llu\n"
-                "why: the copy or download was cut short, or the file was altered", bin->path,
-                (unsigned long long)file_bytes, bin->version, bin->config.max_T, bin->config.V, bin->config.L,
-                bin->config.C, bin->file_Vp, (unsigned long long)expected);
+    message_add(message,
+                "'%s' has %llu bytes, its header (version %d, max_T %zu, V %zu, L %zu, C %zu, Vp %zu) means %llu\n"
+                "why: the copy or download was cut short, or the file was altered",
+                bin->path, (unsigned long long)file_bytes, bin->version, bin->config.max_T, bin->config.V,
+                bin->config.L, bin->config.C, bin->file_Vp, (unsigned long long)expected);
     return 0;
 }
 

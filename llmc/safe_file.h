@@ -148,8 +148,8 @@ static inline int safe_open_read(const char *path, uint64_t *bytes, Message *mes
 }
 
 // Checksum of a whole file, read through `buffer`; 0 with a message where it cannot be read.
-static inline int safe_file_checksum(const char *path, void *buffer, size_t buffer_bytes, uint64_t *bytes, uint64_t *sum,
-                                     Message *message) {
+static inline int safe_file_checksum(const char *path, void *buffer, size_t buffer_bytes, uint64_t *bytes,
+                                     uint64_t *sum, Message *message) {
     Checksum stream;
     int fd = safe_open_read(path, bytes, message), good = fd >= 0;
     checksum_start(&stream);
@@ -232,7 +232,8 @@ static inline void remove_dir(const char *path) {
         return;
     }
     for (struct dirent *e; (e = readdir(dir));)
-        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0 && path_join(entry, path, e->d_name)) unlink(entry);
+        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0 && path_join(entry, path, e->d_name))
+            unlink(entry);
     closedir(dir);
     rmdir(path);
 }

@@ -20,8 +20,22 @@
 #define SAFETENSORS_MAX_HEADER_BYTES ((uint64_t)100000000)  // the reference implementation's own limit
 
 typedef enum {
-    ST_BOOL, ST_U8, ST_I8, ST_F8_E5M2, ST_F8_E4M3, ST_I16, ST_U16, ST_F16, ST_BF16, ST_I32, ST_U32, ST_F32, ST_I64,
-    ST_U64, ST_F64, ST_DTYPE_COUNT
+    ST_BOOL,
+    ST_U8,
+    ST_I8,
+    ST_F8_E5M2,
+    ST_F8_E4M3,
+    ST_I16,
+    ST_U16,
+    ST_F16,
+    ST_BF16,
+    ST_I32,
+    ST_U32,
+    ST_F32,
+    ST_I64,
+    ST_U64,
+    ST_F64,
+    ST_DTYPE_COUNT
 } SafetensorsDType;
 
 static inline const char *safetensors_dtype_name(int dtype) {
@@ -106,14 +120,14 @@ static inline void safetensors_to_f32(float *out, const void *in, int dtype, siz
 // The first element that is NaN or infinite among `n` of `dtype`, or n. Formats without such values: n.
 static inline size_t safetensors_first_nonfinite(const void *values, int dtype, size_t n) {
     if (!safetensors_dtype_is_float(dtype)) return n;
-    for (size_t first = 0; first < n; first += 4096) {  // whole blocks without a branch, the search only where one is bad
+    for (size_t first = 0; first < n;
+         first += 4096) {  // whole blocks without a branch, the search only where one is bad
         size_t last = min_size(first + 4096, n);
         int bad = 0;
         if (dtype == ST_F32)
             for (size_t i = first; i < last; i++) bad |= (((const uint32_t *)values)[i] & 0x7F800000) == 0x7F800000;
         else if (dtype == ST_F64)
-            for (size_t i = first; i < last; i++)
-                bad |= (((const uint64_t *)values)[i] >> 52 & 0x7FF) == 0x7FF;
+            for (size_t i = first; i < last; i++) bad |= (((const uint64_t *)values)[i] >> 52 & 0x7FF) == 0x7FF;
         else
             for (size_t i = first; i < last; i++) {
                 uint16_t mask = dtype == ST_F16 ? 0x7C00 : 0x7F80;
@@ -185,8 +199,8 @@ typedef struct {
     uint64_t data_start, data_bytes;
     SafetensorsEntry *entries;  // sorted by name
     size_t count;
-    Json json;                  // owns the names
-    const JsonNode *metadata;   // object of strings, or NULL
+    Json json;                 // owns the names
+    const JsonNode *metadata;  // object of strings, or NULL
 } SafetensorsFile;
 
 static inline int safetensors_by_name(const void *a, const void *b) {
@@ -249,7 +263,8 @@ static inline int safetensors_read_entries(SafetensorsFile *file, Message *messa
         if (file->metadata || n->type != JSON_OBJECT)
             return safetensors_bad(file, message, NULL, "__metadata__ is not one JSON object");
         for (const JsonNode *m = json_first(&file->json, n); m; m = json_next(&file->json, m))
-            if (m->type != JSON_STRING) return safetensors_bad(file, message, NULL, "__metadata__ holds more than strings");
+            if (m->type != JSON_STRING)
+                return safetensors_bad(file, message, NULL, "__metadata__ holds more than strings");
         file->metadata = n;
     }
     qsort(file->entries, file->count, sizeof(SafetensorsEntry), safetensors_by_offset);
@@ -270,8 +285,8 @@ static inline int safetensors_read_header(SafetensorsFile *file, uint64_t file_b
     if (file_bytes < 8) return safetensors_bad(file, message, NULL, "it has fewer than 8 bytes");
     if (!safe_read_at(file->fd, 0, &length, 8, file->path, message)) return 0;
     if (length > file_bytes - 8 || length > SAFETENSORS_MAX_HEADER_BYTES || length < 2) {
-        message_add(message, "'%s' is no safetensors file: its header length is %llu, the file has %llu bytes", file->path,
-                    (unsigned long long)length, (unsigned long long)file_bytes);
+        message_add(message, "'%s' is no safetensors file: its header length is %llu, the file has %llu bytes",
+                    file->path, (unsigned long long)length, (unsigned long long)file_bytes);
         return 0;
     }
     file->data_start = 8 + length;
@@ -324,8 +339,8 @@ static inline const char *safetensors_metadata(const SafetensorsFile *file, cons
 }
 
 // `bytes` of a tensor's data from byte `offset` of it, as stored; 0 with a message where they cannot be read.
-static inline int safetensors_read(const SafetensorsFile *file, const SafetensorsEntry *entry, uint64_t offset, void *data,
-                                   size_t bytes, Message *message) {
+static inline int safetensors_read(const SafetensorsFile *file, const SafetensorsEntry *entry, uint64_t offset,
+                                   void *data, size_t bytes, Message *message) {
     return safe_read_at(file->fd, file->data_start + entry->begin + offset, data, bytes, file->path, message);
 }
 

@@ -53,14 +53,14 @@ static inline float test_value(uint64_t step, size_t which, size_t index) {
 }
 
 // Calls body with the float `x`, a listed element's place: tensor t, arena k, offset e in the arena.
-#define TEST_EACH(m, body)                                                                                           \
-    for (size_t t = 0; t < (m)->count; t++)                                                                          \
-        for (size_t k = 0; k < 3 && (m)->list[t].parameter >= 0; k++)                                                \
-            for (size_t i = 0; i < (m)->list[t].rows * (m)->list[t].cols; i++) {                                     \
-                float *x = (float *)(m)->list[t].data + i;                                                           \
-                if (x < (m)->arena[k] || x >= (m)->arena[k] + (m)->elems) break;                                     \
-                size_t e = (size_t)(x - (m)->arena[k]);                                                              \
-                body;                                                                                                \
+#define TEST_EACH(m, body)                                                       \
+    for (size_t t = 0; t < (m)->count; t++)                                      \
+        for (size_t k = 0; k < 3 && (m)->list[t].parameter >= 0; k++)            \
+            for (size_t i = 0; i < (m)->list[t].rows * (m)->list[t].cols; i++) { \
+                float *x = (float *)(m)->list[t].data + i;                       \
+                if (x < (m)->arena[k] || x >= (m)->arena[k] + (m)->elems) break; \
+                size_t e = (size_t)(x - (m)->arena[k]);                          \
+                body;                                                            \
             }
 
 // Everything a function of the step (padding and gaps stay as they are).
@@ -134,7 +134,8 @@ static inline size_t test_entries(const char *path, const char *part) {
 
 // "OUT/step_X/NAME" ("OUT/step_X" where name is NULL) into `path`; returns it.
 static inline char *test_file(char *path, const char *out, uint64_t step, const char *name) {
-    snprintf(path, SAFE_PATH_BYTES, "%.80s/step_%08llu%s%s", out, (unsigned long long)step, name ? "/" : "", name ? name : "");
+    snprintf(path, SAFE_PATH_BYTES, "%.80s/step_%08llu%s%s", out, (unsigned long long)step, name ? "/" : "",
+             name ? name : "");
     return path;
 }
 

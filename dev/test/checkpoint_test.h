@@ -18,7 +18,8 @@ static inline void remove_tree(const char *path) {
     struct stat st;
     DIR *dir = lstat(path, &st) == 0 && S_ISDIR(st.st_mode) ? opendir(path) : NULL;
     for (struct dirent *e; dir && (e = readdir(dir));)
-        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0 && path_join(entry, path, e->d_name)) remove_tree(entry);
+        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0 && path_join(entry, path, e->d_name))
+            remove_tree(entry);
     if (dir) closedir(dir);
     remove(path);
 }

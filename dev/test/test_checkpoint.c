@@ -18,25 +18,30 @@ TEST(round_trip_is_exact) {
     CHECK(bits == 0x7B7B7B7B, "a padding row was written");
     CHECK(test_entries(out, "") == 1 && test_entries(test_file(path, out, 7, NULL), "") == 4, "files beside the four");
     char *options = checkpoint_options(path, &m.message);
-    CHECK(options && strcmp(options, "{\"lr\":0.001,\"train\":\"a\\\"b\"}") == 0, "options are %s", options ? options : "gone");
+    CHECK(options && strcmp(options, "{\"lr\":0.001,\"train\":\"a\\\"b\"}") == 0, "options are %s",
+          options ? options : "gone");
     free(options);
     GPTConfig told;
-    CHECK(checkpoint_config(path, &told, &m.message) == CHECKPOINT_OK && memcmp(&told, &config, sizeof told) == 0, "config: %s",
-          m.message.text);
+    CHECK(checkpoint_config(path, &told, &m.message) == CHECKPOINT_OK && memcmp(&told, &config, sizeof told) == 0,
+          "config: %s", m.message.text);
     test_model_free(&m);
     remove_tree(out);
 }
 
 // However the tensors are cut into blocks, and whoever copies them, the files are the same bytes.
 static size_t copies;
-static void read_block(void *ctx, const CheckpointTensor *t, size_t row, size_t rows, size_t col, size_t cols, void *host) {
+static void read_block(void *ctx, const CheckpointTensor *t, size_t row, size_t rows, size_t col, size_t cols,
+                       void *host) {
     const char *far = (const char *)t->data + *(ptrdiff_t *)ctx;
-    for (size_t r = 0; r < rows; r++) memcpy((char *)host + r * cols * 4, far + ((row + r) * t->cols + col) * 4, cols * 4);
+    for (size_t r = 0; r < rows; r++)
+        memcpy((char *)host + r * cols * 4, far + ((row + r) * t->cols + col) * 4, cols * 4);
     copies++;
 }
-static void write_block(void *ctx, const CheckpointTensor *t, size_t row, size_t rows, size_t col, size_t cols, const void *host) {
+static void write_block(void *ctx, const CheckpointTensor *t, size_t row, size_t rows, size_t col, size_t cols,
+                        const void *host) {
     char *far = (char *)t->data + *(ptrdiff_t *)ctx;
-    for (size_t r = 0; r < rows; r++) memcpy(far + ((row + r) * t->cols + col) * 4, (const char *)host + r * cols * 4, cols * 4);
+    for (size_t r = 0; r < rows; r++)
+        memcpy(far + ((row + r) * t->cols + col) * 4, (const char *)host + r * cols * 4, cols * 4);
     copies++;
 }
 
@@ -52,7 +57,9 @@ TEST(blocks_and_callbacks_change_nothing) {
     CHECK(test_model_save(&m, 1) == CHECKPOINT_OK, "%s", m.message.text);
     for (int f = 0; f < 4; f++) first[f] = test_slurp(test_file(path, out, 1, file_names[f]), &bytes[f]);
     for (int round = 0; round < 3; round++) {
-        m.ck.stage_bytes = round == 0 ? 32 * 8 : round == 1 ? 7 * 32 * 8 + 8 : CHECKPOINT_STAGE_BYTES;  // 32: longest line
+        m.ck.stage_bytes = round == 0   ? 32 * 8
+                           : round == 1 ? 7 * 32 * 8 + 8
+                                        : CHECKPOINT_STAGE_BYTES;  // 32: longest line
         m.ck.read = round ? read_block : NULL;
         m.ck.write = round ? write_block : NULL;
         m.ck.ctx = &shift;
@@ -70,7 +77,8 @@ TEST(blocks_and_callbacks_change_nothing) {
     size_t before = copies;
     m.ck.writes_files = 0;
     copies = 0;
-    CHECK(test_model_save(&m, 2) == CHECKPOINT_OK && copies * 2 == before, "%zu copies, the writer made %zu", copies, before / 2);
+    CHECK(test_model_save(&m, 2) == CHECKPOINT_OK && copies * 2 == before, "%zu copies, the writer made %zu", copies,
+          before / 2);
     CHECK(test_entries(out, "") == 1, "it wrote files");
     for (int f = 0; f < 4; f++) free(first[f]);
     test_model_free(&m);
@@ -100,7 +108,8 @@ TEST(the_layout_is_hugging_faces) {
     fixture_path(reference, "gpt2/model.safetensors");
     CHECK(safetensors_open(&ours, test_file(path, out, 1, CHECKPOINT_MODEL), &m.message), "%s", m.message.text);
     CHECK(safetensors_open(&theirs, reference, &m.message), "%s", m.message.text);
-    CHECK(ours.count == theirs.count && ours.count == 28, "%zu tensors, transformers has %zu", ours.count, theirs.count);
+    CHECK(ours.count == theirs.count && ours.count == 28, "%zu tensors, transformers has %zu", ours.count,
+          theirs.count);
     for (size_t i = 0; i < theirs.count; i++) {
         const SafetensorsEntry *a = &theirs.entries[i], *b = safetensors_find(&ours, a->name);
         char x[4096], y[4096];
@@ -131,7 +140,8 @@ TEST(transformers_opens_it) {
     fill_by_formula(&m);
     CHECK(checkpoint_save(&m.ck, 1, &m.message) == CHECKPOINT_OK, "%s", m.message.text);
     fixture_path(script, "../checkpoint_fixtures.py");
-    snprintf(line, sizeof line, "'%.200s' '%.200s' --check-hf '%.200s' >&2", python, script, test_file(path, out, 1, NULL));
+    snprintf(line, sizeof line, "'%.200s' '%.200s' --check-hf '%.200s' >&2", python, script,
+             test_file(path, out, 1, NULL));
     CHECK(system(line) == 0, "transformers refuses our checkpoint");
     test_model_free(&m);
     remove_tree(out);
@@ -164,12 +174,13 @@ TEST(bf16_weights_and_conversion) {
     CHECK(wrong == 0, "bf16 to bf16: %zu wrong", wrong);
     checkpoint_parameters(m.list, &config, m.arena[0], CHECKPOINT_IN_MODEL, "transformer.", ST_F32);  // into fp32
     CHECK(checkpoint_load(&m.ck, path, &m.message) == CHECKPOINT_OK, "%s", m.message.text);
-    TEST_EACH(&m, if (k == 0) {
-        float expected;
-        uint32_t bits = (uint32_t)safetensors_f32_to_bf16(test_value(3, 0, e)) << 16;
-        memcpy(&expected, &bits, 4);
-        wrong += *x != expected;
-    });
+    TEST_EACH(
+        &m, if (k == 0) {
+            float expected;
+            uint32_t bits = (uint32_t)safetensors_f32_to_bf16(test_value(3, 0, e)) << 16;
+            memcpy(&expected, &bits, 4);
+            wrong += *x != expected;
+        });
     CHECK(wrong == 0, "bf16 to fp32: %zu wrong", wrong);
     free(halves);
     test_model_free(&m);
@@ -185,9 +196,11 @@ TEST(the_same_step_again_replaces) {
         test_model_make(&m, &config, out);
         m.ck.may_exchange = exchange;
         CHECK(test_model_save(&m, 5) == CHECKPOINT_OK, "%s", m.message.text);
-        CHECK(truncate(test_file(path, out, 5, CHECKPOINT_STATE), 10) == 0, "truncate");  // damaged or not, it is replaced as a whole
+        CHECK(truncate(test_file(path, out, 5, CHECKPOINT_STATE), 10) == 0,
+              "truncate");  // damaged or not, it is replaced as a whole
         CHECK(test_model_save(&m, 5) == CHECKPOINT_OK, "%s", m.message.text);
-        CHECK(test_model_resume(&m, out, NULL) == 5 && test_entries(out, "") == 1, "exchange %d: %s", exchange, m.message.text);
+        CHECK(test_model_resume(&m, out, NULL) == 5 && test_entries(out, "") == 1, "exchange %d: %s", exchange,
+              m.message.text);
         test_model_free(&m);
         remove_tree(out);
     }
@@ -214,17 +227,21 @@ TEST(cut_files_are_passed_over) {
         unsigned char *data = test_slurp(test_file(path, out, 2, file_names[f]), &bytes);
         for (size_t keep = bytes; keep-- > 0; keep -= keep > 9 ? min_size(keep - 9, bytes / 12) : 0) {
             test_spill(path, data, keep);
-            CHECK(test_model_resume(&m, out, &passed) == 1, "%s cut to %zu of %zu: %s", file_names[f], keep, bytes, m.message.text);
-            CHECK(strstr(passed.text, "passed over step_00000002: ") && strstr(passed.text, file_names[f]), "%s", passed.text);
+            CHECK(test_model_resume(&m, out, &passed) == 1, "%s cut to %zu of %zu: %s", file_names[f], keep, bytes,
+                  m.message.text);
+            CHECK(strstr(passed.text, "passed over step_00000002: ") && strstr(passed.text, file_names[f]), "%s",
+                  passed.text);
         }
         unsigned char *longer = (unsigned char *)checked_calloc(bytes + 1, 1, "a longer file");
         memcpy(longer, data, bytes);
         test_spill(path, longer, bytes + 1);
         CHECK(test_model_resume(&m, out, &passed) == 1, "%s with a byte more", file_names[f]);
         unlink(path);
-        CHECK(test_model_resume(&m, out, &passed) == 1 && strstr(passed.text, "missing"), "%s missing: %s", file_names[f], passed.text);
+        CHECK(test_model_resume(&m, out, &passed) == 1 && strstr(passed.text, "missing"), "%s missing: %s",
+              file_names[f], passed.text);
         test_spill(path, data, bytes);
-        CHECK(test_model_resume(&m, out, &passed) == 2 && !passed.text[0], "%s repaired: %s", file_names[f], passed.text);
+        CHECK(test_model_resume(&m, out, &passed) == 2 && !passed.text[0], "%s repaired: %s", file_names[f],
+              passed.text);
         free(longer);
         free(data);
     }
@@ -253,8 +270,9 @@ TEST(flipped_bits_are_recognised) {
                 fwrite(&byte, 1, 1, file);
                 message_clear(&why);
                 int code = checkpoint_verify(dir, &step, buffer, sizeof buffer, &why);
-                // The manifest's own number may differ in a digit's case, and in its step, which the folder's name tells.
-                int harmless = f == 3 && code == CHECKPOINT_OK && (step != 2 || (data[at] >= 'a' && data[at] <= 'f' && bit == 5));
+                // The manifest's own number may differ in a digit's case, and in its step (the folder tells).
+                int harmless =
+                    f == 3 && code == CHECKPOINT_OK && (step != 2 || (data[at] >= 'a' && data[at] <= 'f' && bit == 5));
                 accepted += code == CHECKPOINT_OK && !harmless;
                 CHECK(code == CHECKPOINT_OK || why.text[0], "refused without a word");
                 fseek(file, (long)at, SEEK_SET);
@@ -285,14 +303,17 @@ TEST(unfinished_and_weights_only) {
     unlink(test_file(path, out, 2, CHECKPOINT_MANIFEST));
     CHECK(test_model_resume(&m, out, &passed) == 1 && strstr(passed.text, "unfinished"), "%s", passed.text);
     unlink(test_file(path, out, 2, CHECKPOINT_STATE));
-    CHECK(test_model_resume(&m, out, &passed) == 1 && strstr(passed.text, "weights only") && strstr(passed.text, "--init"), "%s",
-          passed.text);
+    CHECK(test_model_resume(&m, out, &passed) == 1 && strstr(passed.text, "weights only") &&
+              strstr(passed.text, "--init"),
+          "%s", passed.text);
     remove_tree(test_file(path, out, 1, NULL));
     message_clear(&passed);
-    CHECK(checkpoint_latest(out, dir, &step, &passed) == CHECKPOINT_WEIGHTS_ONLY && strstr(passed.text, "--init"), "%s", passed.text);
+    CHECK(checkpoint_latest(out, dir, &step, &passed) == CHECKPOINT_WEIGHTS_ONLY && strstr(passed.text, "--init"), "%s",
+          passed.text);
     message_clear(&m.message);
     CHECK(checkpoint_load(&m.ck, test_file(path, out, 2, NULL), &m.message) == CHECKPOINT_WEIGHTS_ONLY &&
-          strstr(m.message.text, "--init"), "%s", m.message.text);
+              strstr(m.message.text, "--init"),
+          "%s", m.message.text);
     remove_tree(path);
     message_clear(&passed);
     CHECK(checkpoint_latest(out, dir, &step, &passed) == CHECKPOINT_NONE && !passed.text[0], "%s", passed.text);
@@ -305,10 +326,12 @@ TEST(unfinished_and_weights_only) {
 
 // A model of another shape: refused by name, found and expected, before memory is touched.
 TEST(other_shapes_are_refused) {
-    static const struct { size_t L, C, V; const char *words[3]; } others[] = {
-        {2, 8, 19, {"transformer.h.1.ln_1.weight", "missing", ""}},
-        {1, 12, 19, {"transformer.wte.weight", "[19, 8]", "[19, 12]"}},
-        {1, 8, 21, {"transformer.wte.weight", "[19, 8]", "[21, 8]"}}};
+    static const struct {
+        size_t L, C, V;
+        const char *words[3];
+    } others[] = {{2, 8, 19, {"transformer.h.1.ln_1.weight", "missing", ""}},
+                  {1, 12, 19, {"transformer.wte.weight", "[19, 8]", "[19, 12]"}},
+                  {1, 8, 21, {"transformer.wte.weight", "[19, 8]", "[21, 8]"}}};
     char out[64], path[SAFE_PATH_BYTES];
     TestModel m, other;
     two_steps(&m, out);
@@ -318,7 +341,9 @@ TEST(other_shapes_are_refused) {
         test_model_poison(&other);
         int code = checkpoint_load(&other.ck, test_file(path, out, 2, NULL), &other.message);
         CHECK(code == CHECKPOINT_MISMATCH, "case %zu: code %d", i, code);
-        for (int w = 0; w < 3; w++) CHECK(strstr(other.message.text, others[i].words[w]), "no '%s' in: %s", others[i].words[w], other.message.text);
+        for (int w = 0; w < 3; w++)
+            CHECK(strstr(other.message.text, others[i].words[w]), "no '%s' in: %s", others[i].words[w],
+                  other.message.text);
         CHECK(test_model_touched(&other) == 0, "case %zu: memory was touched", i);
         test_model_free(&other);
     }
@@ -329,7 +354,8 @@ TEST(other_shapes_are_refused) {
     test_model_make(&other, &flat, NULL);
     test_model_poison(&other);
     CHECK(checkpoint_load(&other.ck, test_file(path, out, 3, NULL), &other.message) == CHECKPOINT_MISMATCH &&
-          strstr(other.message.text, "transformer.h.1.") && strstr(other.message.text, "no place"), "%s", other.message.text);
+              strstr(other.message.text, "transformer.h.1.") && strstr(other.message.text, "no place"),
+          "%s", other.message.text);
     CHECK(test_model_touched(&other) == 0, "memory was touched");
     test_model_free(&other);
     test_model_free(&m);
@@ -348,13 +374,16 @@ TEST(optional_state) {
     m.ck.count++;
     message_clear(&m.message);
     CHECK(checkpoint_load(&m.ck, test_file(path, out, 2, NULL), &m.message) == CHECKPOINT_MISMATCH &&
-          strstr(m.message.text, "state.scaler"), "%s", m.message.text);
+              strstr(m.message.text, "state.scaler"),
+          "%s", m.message.text);
     list[m.count].optional = 1;
-    CHECK(checkpoint_load(&m.ck, path, &m.message) == CHECKPOINT_OK && extra[0] == 41 && extra[1] == 42, "%s", m.message.text);
+    CHECK(checkpoint_load(&m.ck, path, &m.message) == CHECKPOINT_OK && extra[0] == 41 && extra[1] == 42, "%s",
+          m.message.text);
     list[m.count - 1].dtype = ST_I64;  // integers do not convert
     message_clear(&m.message);
     CHECK(checkpoint_load(&m.ck, path, &m.message) == CHECKPOINT_MISMATCH && strstr(m.message.text, "F64 [5]") &&
-          strstr(m.message.text, "I64 [5]"), "%s", m.message.text);
+              strstr(m.message.text, "I64 [5]"),
+          "%s", m.message.text);
     free(list);
     test_model_free(&m);
     remove_tree(out);
@@ -393,15 +422,19 @@ static const char *steps_there(const char *out) {
     size_t used = 0;
     text[0] = 0;
     checkpoint_list(&list, out);
-    for (size_t i = list.count; i-- > 0;) used += (size_t)snprintf(text + used, sizeof text - used, "%d ", (int)list.steps[i]);
+    for (size_t i = list.count; i-- > 0;)
+        used += (size_t)snprintf(text + used, sizeof text - used, "%d ", (int)list.steps[i]);
     free(list.steps);
     return text;
 }
 
 TEST(rotation) {
-    static const struct { size_t keep, milestone; int best; const char *left; } cases[] = {
-        {0, 0, 0, "1 2 3 4 5 6 7 "}, {1, 0, 0, "7 "}, {2, 0, 0, "6 7 "}, {1, 3, 0, "3 6 7 "}, {1, 0, 2, "2 7 "},
-        {2, 4, 1, "1 4 6 7 "}, {9, 0, 0, "1 2 3 4 5 6 7 "}};
+    static const struct {
+        size_t keep, milestone;
+        int best;
+        const char *left;
+    } cases[] = {{0, 0, 0, "1 2 3 4 5 6 7 "}, {1, 0, 0, "7 "},       {2, 0, 0, "6 7 "},          {1, 3, 0, "3 6 7 "},
+                 {1, 0, 2, "2 7 "},           {2, 4, 1, "1 4 6 7 "}, {9, 0, 0, "1 2 3 4 5 6 7 "}};
     for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
         char out[64], path[SAFE_PATH_BYTES];
         TestModel m;
@@ -416,10 +449,12 @@ TEST(rotation) {
                 CHECK(checkpoint_mark_best(out, step, &m.message) == CHECKPOINT_OK, "%s", m.message.text);
             checkpoint_rotate(out, step, cases[c].keep, cases[c].milestone);
         }
-        CHECK(strcmp(steps_there(out), cases[c].left) == 0, "case %zu: left %s, not %s", c, steps_there(out), cases[c].left);
+        CHECK(strcmp(steps_there(out), cases[c].left) == 0, "case %zu: left %s, not %s", c, steps_there(out),
+              cases[c].left);
         CHECK(test_entries(out, "tmp") == 0, "temporaries stayed");
         if (cases[c].best) {
-            CHECK(checkpoint_best(out, &best) && best == (uint64_t)cases[c].best, "best is %llu", (unsigned long long)best);
+            CHECK(checkpoint_best(out, &best) && best == (uint64_t)cases[c].best, "best is %llu",
+                  (unsigned long long)best);
             snprintf(path, sizeof path, "%s/best/config.json", out);
             CHECK(access(path, R_OK) == 0, "the link leads nowhere");
         }
@@ -448,15 +483,27 @@ TEST(rotation_counts_only_good_ones) {
 }
 
 TEST(names) {
-    static const struct { const char *name; int good; uint64_t step; const char *rest; } cases[] = {
-        {"step_00000001", 1, 1, ""}, {"step_123456789", 1, 123456789, ""}, {"step_00000001.tmp-7", 1, 1, ".tmp-7"},
-        {"step_1", 0, 0, ""}, {"step_000000001", 0, 0, ""}, {"step_", 0, 0, ""}, {"step_-0000001", 0, 0, ""},
-        {"step_18446744073709551615", 1, UINT64_MAX, ""}, {"step_18446744073709551616", 0, 0, ""}, {"best", 0, 0, ""}};
+    static const struct {
+        const char *name;
+        int good;
+        uint64_t step;
+        const char *rest;
+    } cases[] = {{"step_00000001", 1, 1, ""},
+                 {"step_123456789", 1, 123456789, ""},
+                 {"step_00000001.tmp-7", 1, 1, ".tmp-7"},
+                 {"step_1", 0, 0, ""},
+                 {"step_000000001", 0, 0, ""},
+                 {"step_", 0, 0, ""},
+                 {"step_-0000001", 0, 0, ""},
+                 {"step_18446744073709551615", 1, UINT64_MAX, ""},
+                 {"step_18446744073709551616", 0, 0, ""},
+                 {"best", 0, 0, ""}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         uint64_t step = 0;
         const char *rest = "";
         int good = checkpoint_parse_name(cases[i].name, &step, &rest);
-        CHECK(good == cases[i].good && (!good || (step == cases[i].step && strcmp(rest, cases[i].rest) == 0)), "%s", cases[i].name);
+        CHECK(good == cases[i].good && (!good || (step == cases[i].step && strcmp(rest, cases[i].rest) == 0)), "%s",
+              cases[i].name);
     }
 }
 

@@ -1,4 +1,4 @@
-// test_checkpoint_faults.c: saving while the world breaks: kill -9 at random moments, full disks, leftovers of the dead.
+// test_checkpoint_faults.c: saving while the world breaks: kill -9 at random moments, full disks, leftovers.
 #include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -52,10 +52,12 @@ TEST(kill_9_while_saving) {
         random ^= random << 13, random ^= random >> 7, random ^= random << 17;
         usleep((useconds_t)(1000 + random % 120000));
         kill(child, SIGKILL);
-        CHECK(waitpid(child, &status, 0) == child && WIFSIGNALED(status), "round %d: the child left with status %d", round, status);
+        CHECK(waitpid(child, &status, 0) == child && WIFSIGNALED(status), "round %d: the child left with status %d",
+              round, status);
         interrupted += test_entries(out, ".tmp-") + test_entries(out, ".old-");
         long step = test_model_resume(&m, out, &passed);
-        CHECK(step >= 1 && step >= last, "round %d: resumed %ld after %ld: %s%s", round, step, last, passed.text, m.message.text);
+        CHECK(step >= 1 && step >= last, "round %d: resumed %ld after %ld: %s%s", round, step, last, passed.text,
+              m.message.text);
         CHECK(!passed.text[0], "round %d: %s", round, passed.text);
         CHECK(halves(out) == 0, "round %d: a half-removed checkpoint kept its name", round);
         CHECK(test_entries(out, ".tmp-") == 0 && test_entries(out, ".old-") == 0, "round %d: leftovers stayed", round);
@@ -87,7 +89,8 @@ TEST(full_disk) {
             struct rlimit low = {limits[i], limit.rlim_max};
             setrlimit(RLIMIT_FSIZE, &low);
             failed += test_model_save(&m, 2) == CHECKPOINT_FAILED;
-            int told = strstr(m.message.text, "cannot write") && strstr(m.message.text, "step_00000002") && strstr(m.message.text, "ulimit -f");
+            int told = strstr(m.message.text, "cannot write") && strstr(m.message.text, "step_00000002") &&
+                       strstr(m.message.text, "ulimit -f");
             setrlimit(RLIMIT_FSIZE, &limit);
             if (!told) fprintf(stderr, "message: %s\n", m.message.text);
             bad += !told || test_entries(out, "") != 1 || test_model_resume(&m, out, NULL) != 1;
@@ -132,15 +135,18 @@ TEST(folders_that_cannot_be) {
     path_join(path, out, "file");
     test_spill(path, "x", 1);
     test_model_make(&m, &config, path);
-    CHECK(test_model_save(&m, 1) == CHECKPOINT_FAILED && strstr(m.message.text, "file"), "OUT is a file: %s", m.message.text);
+    CHECK(test_model_save(&m, 1) == CHECKPOINT_FAILED && strstr(m.message.text, "file"), "OUT is a file: %s",
+          m.message.text);
     test_model_free(&m);
     path_join(path, out, "a/b//c");
     test_model_make(&m, &config, path);
-    CHECK(test_model_save(&m, 1) == CHECKPOINT_OK && test_model_resume(&m, path, NULL) == 1, "made on the way: %s", m.message.text);
+    CHECK(test_model_save(&m, 1) == CHECKPOINT_OK && test_model_resume(&m, path, NULL) == 1, "made on the way: %s",
+          m.message.text);
     test_model_free(&m);
     test_model_make(&m, &config, out);
     test_spill(test_file(path, out, 4, NULL), "x", 1);  // a file where the checkpoint goes
-    CHECK(test_model_save(&m, 4) == CHECKPOINT_OK && test_model_resume(&m, out, NULL) == 4, "in place of a file: %s", m.message.text);
+    CHECK(test_model_save(&m, 4) == CHECKPOINT_OK && test_model_resume(&m, out, NULL) == 4, "in place of a file: %s",
+          m.message.text);
     CHECK(test_entries(out, "tmp") == 0 && test_entries(out, "old") == 0, "leftovers");
     char deep[SAFE_PATH_BYTES];
     memset(deep, 'd', sizeof deep);
@@ -186,7 +192,8 @@ TEST(leftovers) {
     CHECK(test_entries(out, "step_") == 3 && test_entries(out, "tmp-88") == 1 && test_entries(out, "not_ours") == 1,
           "%zu entries, %zu of them locked by another", test_entries(out, "step_"), test_entries(out, "tmp-88"));
     close(lock);
-    CHECK(test_model_resume(&m, out, NULL) == 2 && test_entries(out, "step_") == 2, "the lock's owner died: %s", m.message.text);
+    CHECK(test_model_resume(&m, out, NULL) == 2 && test_entries(out, "step_") == 2, "the lock's owner died: %s",
+          m.message.text);
     // Killed between the two renames of a replacement: the older one gets its name back.
     remove_tree(test_file(path, out, 2, NULL));
     char old[SAFE_PATH_BYTES];
@@ -199,7 +206,8 @@ TEST(leftovers) {
 }
 
 // Somebody looks for checkpoints, and so cleans, in the middle of a save: work in progress is left alone.
-static void read_and_clean(void *ctx, const CheckpointTensor *t, size_t row, size_t rows, size_t col, size_t cols, void *host) {
+static void read_and_clean(void *ctx, const CheckpointTensor *t, size_t row, size_t rows, size_t col, size_t cols,
+                           void *host) {
     checkpoint_clean((const char *)ctx);
     for (size_t r = 0; r < rows; r++)
         memcpy((float *)host + r * cols, (float *)t->data + (row + r) * t->cols + col, cols * sizeof(float));
@@ -237,12 +245,13 @@ TEST(removal_follows_no_links) {
     CHECK(symlink("../precious", test_file(path, out, 2, "link")) == 0, "symlink");
     checkpoint_remove(out, 2);
     CHECK(access(precious, F_OK) == 0 && test_entries(out, "step_") == 0, "a link inside was followed");
-    // A removal that stops half-way (here: somebody's folder inside) leaves no folder with a finished checkpoint's name.
+    // A removal that stops half-way (here: somebody's folder inside) leaves no folder with a finished one's name.
     CHECK(test_model_save(&m, 3) == CHECKPOINT_OK, "%s", m.message.text);
     CHECK(mkdir(test_file(path, out, 3, "mine"), 0777) == 0, "mkdir");
     test_spill(test_file(path, out, 3, "mine/x"), "x", 1);
     checkpoint_remove(out, 3);
-    CHECK(access(test_file(path, out, 3, NULL), F_OK) != 0 && test_entries(out, "step_00000003.tmp-") == 1, "half-removed");
+    CHECK(access(test_file(path, out, 3, NULL), F_OK) != 0 && test_entries(out, "step_00000003.tmp-") == 1,
+          "half-removed");
     test_model_free(&m);
     remove_tree(out);
 }

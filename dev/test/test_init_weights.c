@@ -15,7 +15,8 @@ static size_t wrong_weights(const TestModel *m) {
         const CheckpointTensor *x = &m->list[t];
         if (x->file != CHECKPOINT_IN_MODEL) continue;
         for (size_t i = 0; i < x->rows * x->cols; i++)
-            wrong += ((float *)x->data)[i] != fixture_value(x->name, x->transpose ? i % x->cols * x->rows + i / x->cols : i);
+            wrong +=
+                ((float *)x->data)[i] != fixture_value(x->name, x->transpose ? i % x->cols * x->rows + i / x->cols : i);
     }
     return wrong;
 }
@@ -75,7 +76,8 @@ TEST(half_precision_without_prefix) {
     path_join(path, dir, "w.safetensors");
     path_join(config, dir, "config.json");
     copy_fixture("gpt2_f16.safetensors", path);
-    CHECK(open_weights(&init, path, &notes) == CHECKPOINT_MISMATCH && strstr(notes.text, "heads") && strstr(notes.text, "config.json"),
+    CHECK(open_weights(&init, path, &notes) == CHECKPOINT_MISMATCH && strstr(notes.text, "heads") &&
+              strstr(notes.text, "config.json"),
           "8 channels without config.json: %s", notes.text);
     copy_fixture("gpt2/config.json", config);
     check_weights(path, 2, &notes);
@@ -105,7 +107,8 @@ TEST(a_checkpoint_of_ours) {
     GPTConfig config = test_config(2, 12, 33);
     test_model_make(&m, &config, out);
     CHECK(test_model_save(&m, 4) == CHECKPOINT_OK, "%s", m.message.text);
-    CHECK(open_weights(&init, out, &message) == CHECKPOINT_NONE && strstr(message.text, "step_00000004"), "%s", message.text);
+    CHECK(open_weights(&init, out, &message) == CHECKPOINT_NONE && strstr(message.text, "step_00000004"), "%s",
+          message.text);
     CHECK(open_weights(&init, test_file(path, out, 4, NULL), &message) == CHECKPOINT_OK, "%s", message.text);
     CHECK(memcmp(&init.config, &config, sizeof config) == 0, "another config");
     test_model_make(&n, &init.config, NULL);
@@ -118,12 +121,14 @@ TEST(a_checkpoint_of_ours) {
     test_model_make(&n, &larger, NULL);
     test_model_poison(&n);
     message_clear(&message);
-    CHECK(init_weights_load(&init, &n.ck, &message) == CHECKPOINT_MISMATCH && strstr(message.text, "[33, 12]"), "%s", message.text);
+    CHECK(init_weights_load(&init, &n.ck, &message) == CHECKPOINT_MISMATCH && strstr(message.text, "[33, 12]"), "%s",
+          message.text);
     CHECK(test_model_touched(&n) == 0, "memory was touched");
     test_model_free(&n);
     test_model_make(&n, &deeper, NULL);
     message_clear(&message);
-    CHECK(init_weights_load(&init, &n.ck, &message) == CHECKPOINT_MISMATCH && strstr(message.text, "2 layers"), "%s", message.text);
+    CHECK(init_weights_load(&init, &n.ck, &message) == CHECKPOINT_MISMATCH && strstr(message.text, "2 layers"), "%s",
+          message.text);
     test_model_free(&n);
     init_weights_close(&init);
     FILE *f = fopen(test_file(file, out, 4, CHECKPOINT_MODEL), "r+b");
@@ -132,7 +137,8 @@ TEST(a_checkpoint_of_ours) {
     fseek(f, -9, SEEK_END);
     fputc(byte ^ 16, f);
     fclose(f);
-    CHECK(open_weights(&init, path, &message) == CHECKPOINT_DAMAGED && strstr(message.text, "checksum"), "%s", message.text);
+    CHECK(open_weights(&init, path, &message) == CHECKPOINT_DAMAGED && strstr(message.text, "checksum"), "%s",
+          message.text);
     test_model_free(&m);
     remove_tree(out);
 }
@@ -151,21 +157,30 @@ TEST(heads_are_assumed_aloud) {
     unlink(test_file(path, out, 1, CHECKPOINT_CONFIG));
     unlink(test_file(path, out, 1, CHECKPOINT_MANIFEST));
     CHECK(open_weights(&init, test_file(path, out, 1, NULL), &message) == CHECKPOINT_OK, "%s", message.text);
-    CHECK(init.config.NH == 2 && strstr(init.notes.text, "2 heads of 64"), "%zu heads: %s", init.config.NH, init.notes.text);
+    CHECK(init.config.NH == 2 && strstr(init.notes.text, "2 heads of 64"), "%zu heads: %s", init.config.NH,
+          init.notes.text);
     init_weights_close(&init);
     test_model_free(&m);
     remove_tree(out);
 }
 
 TEST(configs_that_do_not_fit) {
-    static const struct { const char *from, *to, *words; } edits[] = {
-        {"\"n_layer\": 2", "\"n_layer\": 3", "2 and 3 layers"}, {"\"n_head\": 2", "\"n_head\": 3", "does not divide"},
-        {"\"n_head\": 2", "\"n_head\": 0", "n_head"}, {"\"n_embd\": 8", "\"n_embd\": -8", "n_embd"},
-        {"\"n_embd\": 8", "\"n_embd\": 8.5", "n_embd"}, {"\"vocab_size\": 19", "\"vocab_size\": 20", "19 and 20"},
-        {"\"vocab_size\": 19", "\"vocab_size\": 99999999999999999999", "vocab_size"}, {"gelu_new", "relu", "activation_function"},
-        {"\"model_type\": \"gpt2\"", "\"model_type\": \"llama\"", "model_type"}, {"1e-05", "1e-06", "layer_norm_epsilon"},
-        {"\"scale_attn_by_inverse_layer_idx\": false", "\"scale_attn_by_inverse_layer_idx\": true", "inverse_layer_idx"},
-        {"{", "[", "no JSON"}, {"\"n_positions\": 6", "\"n_positions\": 7", "6 and 7 positions"}};
+    static const struct {
+        const char *from, *to, *words;
+    } edits[] = {{"\"n_layer\": 2", "\"n_layer\": 3", "2 and 3 layers"},
+                 {"\"n_head\": 2", "\"n_head\": 3", "does not divide"},
+                 {"\"n_head\": 2", "\"n_head\": 0", "n_head"},
+                 {"\"n_embd\": 8", "\"n_embd\": -8", "n_embd"},
+                 {"\"n_embd\": 8", "\"n_embd\": 8.5", "n_embd"},
+                 {"\"vocab_size\": 19", "\"vocab_size\": 20", "19 and 20"},
+                 {"\"vocab_size\": 19", "\"vocab_size\": 99999999999999999999", "vocab_size"},
+                 {"gelu_new", "relu", "activation_function"},
+                 {"\"model_type\": \"gpt2\"", "\"model_type\": \"llama\"", "model_type"},
+                 {"1e-05", "1e-06", "layer_norm_epsilon"},
+                 {"\"scale_attn_by_inverse_layer_idx\": false", "\"scale_attn_by_inverse_layer_idx\": true",
+                  "inverse_layer_idx"},
+                 {"{", "[", "no JSON"},
+                 {"\"n_positions\": 6", "\"n_positions\": 7", "6 and 7 positions"}};
     char dir[64], path[SAFE_PATH_BYTES], config[SAFE_PATH_BYTES];
     InitWeights init;
     Message message;
@@ -180,9 +195,11 @@ TEST(configs_that_do_not_fit) {
         char *at = strstr(text, edits[i].from);
         CHECK(at, "no %s in config.json", edits[i].from);
         if (!at) continue;
-        int n = snprintf(edited, sizeof edited, "%.*s%s%s", (int)(at - text), text, edits[i].to, at + strlen(edits[i].from));
+        int n = snprintf(edited, sizeof edited, "%.*s%s%s", (int)(at - text), text, edits[i].to,
+                         at + strlen(edits[i].from));
         test_spill(config, edited, (size_t)n);
-        CHECK(open_weights(&init, dir, &message) != CHECKPOINT_OK && strstr(message.text, edits[i].words), "%s: %s", edits[i].to, message.text);
+        CHECK(open_weights(&init, dir, &message) != CHECKPOINT_OK && strstr(message.text, edits[i].words), "%s: %s",
+              edits[i].to, message.text);
     }
     free(text);
     remove_tree(dir);
@@ -200,11 +217,13 @@ static void edit_header(const char *path, const char *from, const char *to, cons
 }
 
 TEST(models_that_are_not_gpt2) {
-    static const struct { const char *from, *to, *words; } edits[] = {
-        {"transformer.wte.weight", "transformer.wtx.weight", "no GPT-2 model"},
-        {"transformer.h.1.mlp.c_fc.bias", "transformer.h.1.mlp.c_fx.bias", "transformer.h.1.mlp.c_fc.bias is missing"},
-        {"transformer.h.1.ln_1.weight", "transformer.h.1.ln_x.weight", "1 and 2 layers"},
-        {"\"shape\":[8,24]", "\"shape\":[24,8]", "[24, 8]"}};
+    static const struct {
+        const char *from, *to, *words;
+    } edits[] = {{"transformer.wte.weight", "transformer.wtx.weight", "no GPT-2 model"},
+                 {"transformer.h.1.mlp.c_fc.bias", "transformer.h.1.mlp.c_fx.bias",
+                  "transformer.h.1.mlp.c_fc.bias is missing"},
+                 {"transformer.h.1.ln_1.weight", "transformer.h.1.ln_x.weight", "1 and 2 layers"},
+                 {"\"shape\":[8,24]", "\"shape\":[24,8]", "[24, 8]"}};
     char dir[64], path[SAFE_PATH_BYTES], source[SAFE_PATH_BYTES];
     InitWeights init;
     Message message;
@@ -215,7 +234,8 @@ TEST(models_that_are_not_gpt2) {
     path_join(path, dir, CHECKPOINT_MODEL);
     for (size_t i = 0; i < 4; i++) {
         edit_header(source, edits[i].from, edits[i].to, path);
-        CHECK(open_weights(&init, dir, &message) == CHECKPOINT_MISMATCH && strstr(message.text, edits[i].words), "%s: %s", edits[i].to, message.text);
+        CHECK(open_weights(&init, dir, &message) == CHECKPOINT_MISMATCH && strstr(message.text, edits[i].words),
+              "%s: %s", edits[i].to, message.text);
     }
     unlink(path);
     CHECK(open_weights(&init, dir, &message) == CHECKPOINT_NONE, "an empty folder: %s", message.text);
@@ -224,8 +244,10 @@ TEST(models_that_are_not_gpt2) {
     CHECK(open_weights(&init, dir, &message) == CHECKPOINT_NONE && strstr(message.text, "pickle"), "%s", message.text);
     path_join(source, dir, "model.safetensors.index.json");
     test_spill(source, "x", 1);
-    CHECK(open_weights(&init, dir, &message) == CHECKPOINT_NONE && strstr(message.text, "several files"), "%s", message.text);
-    CHECK(open_weights(&init, "/nonexistent.safetensors", &message) == CHECKPOINT_DAMAGED, "nothing there: %s", message.text);
+    CHECK(open_weights(&init, dir, &message) == CHECKPOINT_NONE && strstr(message.text, "several files"), "%s",
+          message.text);
+    CHECK(open_weights(&init, "/nonexistent.safetensors", &message) == CHECKPOINT_DAMAGED, "nothing there: %s",
+          message.text);
     remove_tree(dir);
 }
 
@@ -233,11 +255,14 @@ TEST(models_that_are_not_gpt2) {
 
 // llm.c's file as its train_gpt2 writes it: 256 ints, then each parameter's layers in turn, linear weights (OC, C).
 static size_t write_bin(const char *path, int version, int32_t Vp) {
-    static const char *const names[16] = {"wte.weight", "wpe.weight", "ln_1.weight", "ln_1.bias", "attn.c_attn.weight",
-        "attn.c_attn.bias", "attn.c_proj.weight", "attn.c_proj.bias", "ln_2.weight", "ln_2.bias", "mlp.c_fc.weight",
-        "mlp.c_fc.bias", "mlp.c_proj.weight", "mlp.c_proj.bias", "ln_f.weight", "ln_f.bias"};
-    static const size_t shapes[16][2] = {{19, 8}, {6, 8}, {1, 8}, {1, 8}, {24, 8}, {1, 24}, {8, 8}, {1, 8}, {1, 8}, {1, 8},
-        {32, 8}, {1, 32}, {8, 32}, {1, 8}, {1, 8}, {1, 8}};
+    static const char *const names[16] = {"wte.weight",         "wpe.weight",         "ln_1.weight",
+                                          "ln_1.bias",          "attn.c_attn.weight", "attn.c_attn.bias",
+                                          "attn.c_proj.weight", "attn.c_proj.bias",   "ln_2.weight",
+                                          "ln_2.bias",          "mlp.c_fc.weight",    "mlp.c_fc.bias",
+                                          "mlp.c_proj.weight",  "mlp.c_proj.bias",    "ln_f.weight",
+                                          "ln_f.bias"};
+    static const size_t shapes[16][2] = {{19, 8}, {6, 8}, {1, 8},  {1, 8},  {24, 8}, {1, 24}, {8, 8}, {1, 8},
+                                         {1, 8},  {1, 8}, {32, 8}, {1, 32}, {8, 32}, {1, 8},  {1, 8}, {1, 8}};
     int32_t header[256] = {20240326, version, 6, 19, 2, 2, 8, Vp};
     FILE *f = file_open(path, "wb");
     size_t bytes = sizeof header;
@@ -286,11 +311,12 @@ TEST(llmc_bf16) {
     for (size_t t = 0; t < m.count; t++) {
         const CheckpointTensor *x = &m.list[t];
         for (size_t i = 0; x->file == CHECKPOINT_IN_MODEL && i < x->rows * x->cols; i++) {
-            float expected = fixture_value(x->name, x->transpose ? i % x->cols * x->rows + i / x->cols : i), found = ((float *)x->data)[i];
+            float expected = fixture_value(x->name, x->transpose ? i % x->cols * x->rows + i / x->cols : i),
+                  found = ((float *)x->data)[i];
             uint32_t bits;
             memcpy(&bits, &found, 4);
-            CHECK((bits & 0xFFFF) == 0 && fabsf(found - expected) <= fabsf(expected) / 256, "%s[%zu] is %g, not %g", x->name, i,
-                  (double)found, (double)expected);
+            CHECK((bits & 0xFFFF) == 0 && fabsf(found - expected) <= fabsf(expected) / 256, "%s[%zu] is %g, not %g",
+                  x->name, i, (double)found, (double)expected);
         }
     }
     init_weights_close(&init);
@@ -299,11 +325,31 @@ TEST(llmc_bf16) {
 }
 
 TEST(llmc_damaged) {
-    static const struct { int place; int32_t value; const char *words; } edits[] = {
-        {0, 20240520, "token file"}, {0, 20240327, "debug state"}, {0, 20240328, "tokenizer"}, {0, 20240527, "optimizer"}, {0, 7, "begins with 7"},
-        {1, 1, "version 1"}, {1, 4, "version 4"}, {1, 5, "has"}, {2, 7, "means"}, {2, 0, "max_T"}, {2, -1, "max_T"}, {2, INT32_MAX, "max_T"},
-        {3, 129, "fit each other"}, {4, 3, "means"}, {4, -2, "L = -2"}, {5, 3, "fit each other"}, {5, 0, "NH"}, {6, 16, "means"},
-        {6, INT32_MIN, "C = "}, {7, 18, "fit each other"}, {7, 129, "means"}};
+    static const struct {
+        int place;
+        int32_t value;
+        const char *words;
+    } edits[] = {{0, 20240520, "token file"},
+                 {0, 20240327, "debug state"},
+                 {0, 20240328, "tokenizer"},
+                 {0, 20240527, "optimizer"},
+                 {0, 7, "begins with 7"},
+                 {1, 1, "version 1"},
+                 {1, 4, "version 4"},
+                 {1, 5, "has"},
+                 {2, 7, "means"},
+                 {2, 0, "max_T"},
+                 {2, -1, "max_T"},
+                 {2, INT32_MAX, "max_T"},
+                 {3, 129, "fit each other"},
+                 {4, 3, "means"},
+                 {4, -2, "L = -2"},
+                 {5, 3, "fit each other"},
+                 {5, 0, "NH"},
+                 {6, 16, "means"},
+                 {6, INT32_MIN, "C = "},
+                 {7, 18, "fit each other"},
+                 {7, 129, "means"}};
     char dir[64], path[SAFE_PATH_BYTES];
     InitWeights init;
     Message message;
@@ -317,14 +363,15 @@ TEST(llmc_damaged) {
         memcpy(&was, data + 4 * edits[i].place, 4);
         memcpy(data + 4 * edits[i].place, &edits[i].value, 4);
         test_spill(path, data, bytes);
-        CHECK(open_weights(&init, path, &message) == CHECKPOINT_DAMAGED && strstr(message.text, edits[i].words), "word %d = %d: %s",
-              edits[i].place, edits[i].value, message.text);
+        CHECK(open_weights(&init, path, &message) == CHECKPOINT_DAMAGED && strstr(message.text, edits[i].words),
+              "word %d = %d: %s", edits[i].place, edits[i].value, message.text);
         memcpy(data + 4 * edits[i].place, &was, 4);
     }
     static const size_t cuts[] = {0, 3, 1023, 1024, 5000};
     for (size_t i = 0; i < 6; i++) {
         test_spill(path, data, i < 5 ? cuts[i] : bytes - 1);
-        CHECK(open_weights(&init, path, &message) == CHECKPOINT_DAMAGED && strstr(message.text, "bytes"), "cut %zu: %s", i, message.text);
+        CHECK(open_weights(&init, path, &message) == CHECKPOINT_DAMAGED && strstr(message.text, "bytes"), "cut %zu: %s",
+              i, message.text);
     }
     free(data);
     remove_tree(dir);

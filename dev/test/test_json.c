@@ -11,7 +11,8 @@ static int parses(const char *text) {
 }
 
 TEST(reads_values) {
-    static const char text[] = " {\"a\" : [1, -2.5e3, true, false, null, \"x\"], \"b\":{}, \"c\":[] ,\"n\":18446744073709551615} ";
+    static const char text[] =
+        " {\"a\" : [1, -2.5e3, true, false, null, \"x\"], \"b\":{}, \"c\":[] ,\"n\":18446744073709551615} ";
     Json json;
     uint64_t u = 0;
     double d = 0;
@@ -28,15 +29,26 @@ TEST(reads_values) {
     CHECK(n->type == JSON_NULL && strcmp(json_string(json_next(&json, n)), "x") == 0, "null, \"x\"");
     CHECK(!json_next(&json, json_next(&json, n)), "a seventh element");
     CHECK(json_get(&json, json_root(&json), "b")->count == 0 && !json_get(&json, json_root(&json), "z"), "b or z");
-    CHECK(json_u64(json_get(&json, json_root(&json), "n"), &u) && u == UINT64_MAX, "2^64 - 1 is %llu", (unsigned long long)u);
+    CHECK(json_u64(json_get(&json, json_root(&json), "n"), &u) && u == UINT64_MAX, "2^64 - 1 is %llu",
+          (unsigned long long)u);
     CHECK(!json_get(&json, a, "a") && !json_get(&json, NULL, "a"), "a member of something that is no object");
     json_free(&json);
 }
 
 TEST(whole_numbers) {
-    static const struct { const char *text; int good; } cases[] = {
-        {"0", 1}, {"18446744073709551615", 1}, {"18446744073709551616", 0}, {"99999999999999999999999", 0},
-        {"-1", 0}, {"-0", 0}, {"1.0", 0}, {"1e3", 0}, {"\"1\"", 0}, {"true", 0}};
+    static const struct {
+        const char *text;
+        int good;
+    } cases[] = {{"0", 1},
+                 {"18446744073709551615", 1},
+                 {"18446744073709551616", 0},
+                 {"99999999999999999999999", 0},
+                 {"-1", 0},
+                 {"-0", 0},
+                 {"1.0", 0},
+                 {"1e3", 0},
+                 {"\"1\"", 0},
+                 {"true", 0}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         Json json;
         uint64_t u;
@@ -52,17 +64,67 @@ TEST(strings_decode) {
     Json json;
     CHECK(json_parse(&json, text, strlen(text)), "%s", json.error);
     const JsonNode *n = json_root(&json);
-    CHECK(n->text_bytes == sizeof expected - 1 && memcmp(n->text, expected, sizeof expected) == 0, "decoded to '%s'", n->text);
+    CHECK(n->text_bytes == sizeof expected - 1 && memcmp(n->text, expected, sizeof expected) == 0, "decoded to '%s'",
+          n->text);
     json_free(&json);
 }
 
 TEST(refuses_what_is_not_json) {
-    static const char *const bad[] = {
-        "", " ", "{", "}", "[", "[1", "[1,", "[1,]", "[,1]", "{\"a\"}", "{\"a\":}", "{\"a\":1,}", "{a:1}", "{1:1}", "'a'",
-        "{\"a\" 1}", "[1 2]", "1 2", "01", "-", "+1", "1.", ".5", "1e", "1e+", "0x10", "NaN", "Infinity", "-Infinity",
-        "nul", "nulll", "True", "\"", "\"a", "\"\\", "\"\\x\"", "\"\\u12\"", "\"\\u12g4\"", "\"\\ud800\"", "\"\\udc00\"",
-        "\"\\ud800\\n\"", "\"\\ud800\\u0041\"", "\"\t\"", "\"\n\"", "\"\x80\"", "\"\xC0\x80\"", "\"\xE0\x80\x80\"",
-        "\"\xED\xA0\x80\"", "\"\xF4\x90\x80\x80\"", "\"\xF8\x88\x80\x80\x80\"", "\"\xC3\"", "// x\n1", "[1]]", "{}x", "\xEF\xBB\xBF{}"};
+    static const char *const bad[] = {"",
+                                      " ",
+                                      "{",
+                                      "}",
+                                      "[",
+                                      "[1",
+                                      "[1,",
+                                      "[1,]",
+                                      "[,1]",
+                                      "{\"a\"}",
+                                      "{\"a\":}",
+                                      "{\"a\":1,}",
+                                      "{a:1}",
+                                      "{1:1}",
+                                      "'a'",
+                                      "{\"a\" 1}",
+                                      "[1 2]",
+                                      "1 2",
+                                      "01",
+                                      "-",
+                                      "+1",
+                                      "1.",
+                                      ".5",
+                                      "1e",
+                                      "1e+",
+                                      "0x10",
+                                      "NaN",
+                                      "Infinity",
+                                      "-Infinity",
+                                      "nul",
+                                      "nulll",
+                                      "True",
+                                      "\"",
+                                      "\"a",
+                                      "\"\\",
+                                      "\"\\x\"",
+                                      "\"\\u12\"",
+                                      "\"\\u12g4\"",
+                                      "\"\\ud800\"",
+                                      "\"\\udc00\"",
+                                      "\"\\ud800\\n\"",
+                                      "\"\\ud800\\u0041\"",
+                                      "\"\t\"",
+                                      "\"\n\"",
+                                      "\"\x80\"",
+                                      "\"\xC0\x80\"",
+                                      "\"\xE0\x80\x80\"",
+                                      "\"\xED\xA0\x80\"",
+                                      "\"\xF4\x90\x80\x80\"",
+                                      "\"\xF8\x88\x80\x80\x80\"",
+                                      "\"\xC3\"",
+                                      "// x\n1",
+                                      "[1]]",
+                                      "{}x",
+                                      "\xEF\xBB\xBF{}"};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) CHECK(!parses(bad[i]), "accepted: %s", bad[i]);
     Json json;
     CHECK(!json_parse(&json, "[\0]", 3), "accepted a NUL between values");
@@ -131,8 +193,9 @@ TEST(writes_and_measures) {
         json_put_string(&w, "\n\x01\\ \xC3\xA9 \xFF\xC3");
         json_end(&w, '}');
         if (pass == 1) {
-            static const char expected[] = "{\"a\\\"b\":[18446744073709551615,0.1,0.33333333333333331,null,null,true,null],"
-                                           "\"s\":\"\\u000a\\u0001\\\\ \xC3\xA9 \xEF\xBF\xBD\xEF\xBF\xBD\"}";
+            static const char expected[] =
+                "{\"a\\\"b\":[18446744073709551615,0.1,0.33333333333333331,null,null,true,null],"
+                "\"s\":\"\\u000a\\u0001\\\\ \xC3\xA9 \xEF\xBF\xBD\xEF\xBF\xBD\"}";
             CHECK(strcmp(text, expected) == 0, "%s", text);
         }
         CHECK(w.used == strlen(text) || pass == 0, "used %zu", w.used);
@@ -159,7 +222,8 @@ TEST(strings_round_trip) {
         json_writer(&w, text, sizeof text);
         json_put_string_bytes(&w, bytes, n);
         CHECK(json_parse(&json, text, w.used), "U+%04X: %s", points[i], json.error);
-        CHECK(json_root(&json)->text_bytes == n && memcmp(json_root(&json)->text, bytes, n) == 0, "U+%04X changed", points[i]);
+        CHECK(json_root(&json)->text_bytes == n && memcmp(json_root(&json)->text, bytes, n) == 0, "U+%04X changed",
+              points[i]);
         json_free(&json);
     }
 }

@@ -16,9 +16,10 @@ TEST(reads_the_packages_file) {
     CHECK(safetensors_open(&file, path, &message), "%s", message.text);
     if (message.text[0]) return;
     CHECK(file.count == 16, "%zu tensors", file.count);
-    static const char *const names[] = {"a.bool", "a.uint8", "a.int8", "a.int16", "a.uint16", "a.int32", "a.uint32",
-                                        "a.int64", "a.uint64", "a.float16", "a.float32", "a.float64"};
-    static const int dtypes[] = {ST_BOOL, ST_U8, ST_I8, ST_I16, ST_U16, ST_I32, ST_U32, ST_I64, ST_U64, ST_F16, ST_F32, ST_F64};
+    static const char *const names[] = {"a.bool",   "a.uint8", "a.int8",   "a.int16",   "a.uint16",  "a.int32",
+                                        "a.uint32", "a.int64", "a.uint64", "a.float16", "a.float32", "a.float64"};
+    static const int dtypes[] = {ST_BOOL, ST_U8,  ST_I8,  ST_I16, ST_U16, ST_I32,
+                                 ST_U32,  ST_I64, ST_U64, ST_F16, ST_F32, ST_F64};
     for (int i = 0; i < 12; i++) {
         const SafetensorsEntry *e = safetensors_find(&file, names[i]);
         char raw[48];
@@ -42,7 +43,8 @@ TEST(reads_the_packages_file) {
     float f[5];
     CHECK(e && e->dtype == ST_BF16 && safetensors_read(&file, e, 0, raw, 10, &message), "bf16 %s", message.text);
     safetensors_to_f32(f, raw, ST_BF16, 5);
-    for (int k = 0; k < 5; k++) CHECK(fabsf(f[k] - fixture_value("bf16", (size_t)k)) < 0.008f, "bf16[%d] is %g", k, f[k]);
+    for (int k = 0; k < 5; k++)
+        CHECK(fabsf(f[k] - fixture_value("bf16", (size_t)k)) < 0.008f, "bf16[%d] is %g", k, f[k]);
     e = safetensors_find(&file, "scalar");
     CHECK(e && e->ndim == 0 && safetensors_read(&file, e, 0, f, 4, &message) && f[0] == 2.5f, "scalar");
     e = safetensors_find(&file, "empty");
@@ -67,7 +69,8 @@ static size_t write_all_dtypes(const char *path, SafetensorsEntry *entries, Mess
                 entries[n++] = e;
             }
     size_t bytes = safetensors_header(header, sizeof header, entries, n, "{\"format\":\"pt\",\"o\":\"{\\\"x\\\":1}\"}");
-    CHECK(bytes <= sizeof header && bytes == safetensors_header(NULL, 0, entries, n, "{\"format\":\"pt\",\"o\":\"{\\\"x\\\":1}\"}"),
+    CHECK(bytes <= sizeof header &&
+              bytes == safetensors_header(NULL, 0, entries, n, "{\"format\":\"pt\",\"o\":\"{\\\"x\\\":1}\"}"),
           "header of %zu bytes", bytes);
     safe_file_create(&file, path, message);
     safe_file_write(&file, header, bytes - 1);
@@ -94,8 +97,10 @@ TEST(writes_what_it_reads) {
     CHECK(file.count == n, "%zu tensors", file.count);
     for (size_t i = 0; i < n && file.count; i++) {
         const SafetensorsEntry *e = safetensors_find(&file, entries[i].name);
-        CHECK(e && e->begin == entries[i].begin && e->end == entries[i].end && e->dtype == entries[i].dtype, "%s", entries[i].name);
-        CHECK(e && (file.data_start + e->begin) % safetensors_dtype_bytes(e->dtype) == 0, "%s is not aligned", entries[i].name);
+        CHECK(e && e->begin == entries[i].begin && e->end == entries[i].end && e->dtype == entries[i].dtype, "%s",
+              entries[i].name);
+        CHECK(e && (file.data_start + e->begin) % safetensors_dtype_bytes(e->dtype) == 0, "%s is not aligned",
+              entries[i].name);
     }
     CHECK(strcmp(safetensors_metadata(&file, "o"), "{\"x\":1}") == 0, "metadata");
     safetensors_close(&file);
@@ -151,7 +156,11 @@ static void write_raw(const char *path, const char *header, size_t data_bytes) {
 }
 
 TEST(refuses_hostile_headers) {
-    static const struct { const char *header; size_t data; const char *words; } cases[] = {
+    static const struct {
+        const char *header;
+        size_t data;
+        const char *words;
+    } cases[] = {
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}", 8, NULL},
         {"{}", 0, NULL},
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}", 7, "outside the file"},
@@ -172,12 +181,15 @@ TEST(refuses_hostile_headers) {
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0]}}", 8, "two whole numbers"},
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8,9]}}", 8, "two whole numbers"},
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[-8,0]}}", 8, "two whole numbers"},
-        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[18446744073709551608,18446744073709551615]}}", 8, "outside"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[18446744073709551608,18446744073709551615]}}", 8,
+         "outside"},
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2]}}", 8, "two whole numbers"},
         {"{\"a\":[1]}", 0, "no dtype"},
         {"{\"a\":1}", 0, "no dtype"},
-        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]},\"b\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[2,6]}}", 6, "overlaps"},
-        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]},\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[4,8]}}", 8, "twice"},
+        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]},\"b\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[2,6]}}",
+         6, "overlaps"},
+        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]},\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[4,8]}}",
+         8, "twice"},
         {"{\"a\\u0000b\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]}}", 4, "NUL"},
         {"{\"__metadata__\":1}", 0, "__metadata__"},
         {"{\"__metadata__\":{\"a\":1}}", 0, "strings"},
@@ -199,7 +211,8 @@ TEST(refuses_hostile_headers) {
         int good = safetensors_open(&file, path, &message);
         if (good) safetensors_close(&file);
         CHECK(good == !cases[i].words, "case %zu %s: %s", i, good ? "accepted" : "refused", cases[i].header);
-        CHECK(good || strstr(message.text, cases[i].words), "case %zu: no \"%s\" in: %s", i, cases[i].words, message.text);
+        CHECK(good || strstr(message.text, cases[i].words), "case %zu: no \"%s\" in: %s", i, cases[i].words,
+              message.text);
     }
     remove_dir(dir);
 }
@@ -221,7 +234,8 @@ TEST(refuses_wrong_lengths_and_kinds) {
               (unsigned long long)lengths[i], message.text);
     }
     message_clear(&message);
-    CHECK(truncate(path, 7) == 0 && !safetensors_open(&file, path, &message) && strstr(message.text, "8 bytes"), "7 bytes: %s", message.text);
+    CHECK(truncate(path, 7) == 0 && !safetensors_open(&file, path, &message) && strstr(message.text, "8 bytes"),
+          "7 bytes: %s", message.text);
     message_clear(&message);
     CHECK(!safetensors_open(&file, dir, &message) && strstr(message.text, "regular"), "a folder: %s", message.text);
     unlink(path);
@@ -230,7 +244,8 @@ TEST(refuses_wrong_lengths_and_kinds) {
     CHECK(!safetensors_open(&file, path, &message) && strstr(message.text, "regular"), "a pipe: %s", message.text);
     unlink(path);
     message_clear(&message);
-    CHECK(!safetensors_open(&file, path, &message) && strstr(message.text, "No such file"), "nothing: %s", message.text);
+    CHECK(!safetensors_open(&file, path, &message) && strstr(message.text, "No such file"), "nothing: %s",
+          message.text);
     remove_dir(dir);
 }
 
@@ -254,7 +269,8 @@ TEST(fuzzed_headers) {
         message_clear(&message);
         memcpy(bytes, good, n);
         random ^= random << 13, random ^= random >> 7, random ^= random << 17;
-        for (uint64_t edits = 1 + random % 3, r = random >> 8; edits; edits--, r = r * 6364136223846793005ull + 1442695040888963407ull) {
+        for (uint64_t edits = 1 + random % 3, r = random >> 8; edits;
+             edits--, r = r * 6364136223846793005ull + 1442695040888963407ull) {
             size_t at = (size_t)((r >> 20) % m), kind = (size_t)(r >> 60) % 4;
             if (kind == 0) bytes[at] = (unsigned char)(r >> 12);
             if (kind == 1) bytes[at] = (unsigned char)"0123456789[]{},:\""[(r >> 12) % 17];
@@ -271,7 +287,8 @@ TEST(fuzzed_headers) {
         }
         opened++;
         for (size_t i = 0; i < file.count; i++)
-            CHECK(file.entries[i].end <= file.data_bytes && file.data_start + file.data_bytes == m, "entry outside the file");
+            CHECK(file.entries[i].end <= file.data_bytes && file.data_start + file.data_bytes == m,
+                  "entry outside the file");
         safetensors_close(&file);
     }
     CHECK(opened > rounds / 100 && opened < rounds * 3 / 4, "%zu of %zu opened", opened, rounds);
@@ -291,13 +308,18 @@ TEST(conversions) {
     for (unsigned h = 0; h < 65536; h++) {
         float f = safetensors_f16_to_f32((uint16_t)h);
         double d = half_value(h);
-        CHECK((isnan(f) && isnan(d)) || ((double)f == d && !signbit(f) == !signbit(d)), "f16 %04x is %g, not %g", h, (double)f, d);
+        CHECK((isnan(f) && isnan(d)) || ((double)f == d && !signbit(f) == !signbit(d)), "f16 %04x is %g, not %g", h,
+              (double)f, d);
         uint32_t bits = h << 16;
         memcpy(&f, &bits, 4);
         uint16_t back = safetensors_f32_to_bf16(f);
-        CHECK(isnan(f) ? (back & 0x7F80) == 0x7F80 && (back & 0x7F) : back == h, "bf16 %04x comes back as %04x", h, back);
+        CHECK(isnan(f) ? (back & 0x7F80) == 0x7F80 && (back & 0x7F) : back == h, "bf16 %04x comes back as %04x", h,
+              back);
     }
-    static const struct { uint32_t f; uint16_t b; } ties[] = {
+    static const struct {
+        uint32_t f;
+        uint16_t b;
+    } ties[] = {
         {0x3F808000, 0x3F80}, {0x3F818000, 0x3F82}, {0x3F808001, 0x3F81}, {0x3F807FFF, 0x3F80}, {0x7F7FFFFF, 0x7F80}};
     for (int i = 0; i < 5; i++) {
         float f;
@@ -313,18 +335,23 @@ TEST(finds_the_first_nonfinite) {
     for (int d = 0; d < 4; d++) {
         size_t size = safetensors_dtype_bytes(dtypes[d]);
         memset(data, 0x3B, sizeof data);
-        CHECK(safetensors_first_nonfinite(data, dtypes[d], 10000) == 10000, "%s: a finite one refused", safetensors_dtype_name(dtypes[d]));
+        CHECK(safetensors_first_nonfinite(data, dtypes[d], 10000) == 10000, "%s: a finite one refused",
+              safetensors_dtype_name(dtypes[d]));
         CHECK(safetensors_first_nonfinite(data, dtypes[d], 0) == 0, "none");
         for (int p = 0; p < 6; p++)
             for (int kind = 0; kind < 3; kind++) {
                 float f32 = kind == 0 ? NAN : kind == 1 ? INFINITY : -INFINITY;
                 double f64 = (double)f32;
                 uint16_t f16 = kind == 0 ? 0x7E00 : kind == 1 ? 0x7C00 : 0xFC00, bf16 = safetensors_f32_to_bf16(f32);
-                const void *from = d == 0 ? (void *)&f32 : d == 1 ? (void *)&f64 : d == 2 ? (void *)&f16 : (void *)&bf16;
+                const void *from = d == 0   ? (void *)&f32
+                                   : d == 1 ? (void *)&f64
+                                   : d == 2 ? (void *)&f16
+                                            : (void *)&bf16;
                 memset(data, 0x3B, sizeof data);
                 memcpy(data + places[p] * size, from, size);
                 size_t found = safetensors_first_nonfinite(data, dtypes[d], 10000);
-                CHECK(found == places[p], "%s: found at %zu, is at %zu", safetensors_dtype_name(dtypes[d]), found, places[p]);
+                CHECK(found == places[p], "%s: found at %zu, is at %zu", safetensors_dtype_name(dtypes[d]), found,
+                      places[p]);
             }
     }
     memset(data, 0xFF, 64);
@@ -333,13 +360,15 @@ TEST(finds_the_first_nonfinite) {
 
 // XXH64's published answers, and python's xxhash for the longer ones; any cutting of the stream gives the same.
 TEST(checksum) {
-    static const struct { size_t n; uint64_t sum; } known[] = {
-        {0, 0xef46db3751d8e999ull}, {1, 0xe934a84adb052768ull}, {3, 0xe38ecea27964f1a0ull}, {4,
-        0x4d0a1255b7392f55ull}, {7, 0xab23d8eaba8b0fd0ull}, {8, 0x9ae9ad02529c6e94ull}, {12,
-        0xb7b25b5b3225e535ull}, {31, 0xf802085ae7e12fa9ull}, {32, 0xabe98b5116e5ed4dull}, {33,
-        0xd9c3a758ecff9219ull}, {63, 0x9d597e61218f5977ull}, {64, 0xc2b8d1eca1282124ull}, {100,
-        0xa38a818449594369ull}, {255, 0xd3e5309411b5be80ull}, {999, 0xd9d3aaf9fef4a245ull}, {1000,
-        0x2d5f4044a731ebd7ull}};
+    static const struct {
+        size_t n;
+        uint64_t sum;
+    } known[] = {{0, 0xef46db3751d8e999ull},   {1, 0xe934a84adb052768ull},   {3, 0xe38ecea27964f1a0ull},
+                 {4, 0x4d0a1255b7392f55ull},   {7, 0xab23d8eaba8b0fd0ull},   {8, 0x9ae9ad02529c6e94ull},
+                 {12, 0xb7b25b5b3225e535ull},  {31, 0xf802085ae7e12fa9ull},  {32, 0xabe98b5116e5ed4dull},
+                 {33, 0xd9c3a758ecff9219ull},  {63, 0x9d597e61218f5977ull},  {64, 0xc2b8d1eca1282124ull},
+                 {100, 0xa38a818449594369ull}, {255, 0xd3e5309411b5be80ull}, {999, 0xd9d3aaf9fef4a245ull},
+                 {1000, 0x2d5f4044a731ebd7ull}};
     unsigned char data[1000];
     Checksum sum;
     for (size_t i = 0; i < sizeof data; i++) data[i] = (unsigned char)(i * i % 251);
@@ -349,7 +378,8 @@ TEST(checksum) {
     for (size_t k = 0; k < sizeof known / sizeof known[0]; k++)
         for (size_t step = 1; step <= known[k].n + 1; step += 1 + step / 5) {
             checksum_start(&sum);
-            for (size_t at = 0; at < known[k].n; at += step) checksum_add(&sum, data + at, min_size(step, known[k].n - at));
+            for (size_t at = 0; at < known[k].n; at += step)
+                checksum_add(&sum, data + at, min_size(step, known[k].n - at));
             CHECK(checksum_value(&sum) == known[k].sum, "%zu bytes by %zu: %016llx", known[k].n, step,
                   (unsigned long long)checksum_value(&sum));
         }

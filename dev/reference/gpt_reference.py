@@ -45,21 +45,21 @@ SAMPLES = 512
 PROJECTIONS = 8
 HERE = os.path.dirname(os.path.abspath(__file__))
 
-# name, L, NH, C, V, max_T, B, T, weight decay, clip, seed. Chosen for the edges: V padded or not, T below max_T, T = 1,
-# heads of 10, 16, 17 and 72 columns, one head, one layer, C off every vector width, B*T odd and above the 256 rows of
-# logits the trainer holds at once; clipping at work, and idle. Adam divides a gradient by its own size, so an element
-# whose gradient happens to be almost zero is moved by that gradient's rounding noise: seeds are those of six tried with
-# the least of that (--noise).
+# name, L, NH, C, V, max_T, B, T, weight decay, clip, eps, seed. Chosen for the edges: V padded or not, T below max_T,
+# T = 1, heads of 10, 16, 17 and 72 columns, one head, one layer, C off every vector width, B*T odd and above the 256
+# rows of logits the trainer holds at once; clipping at work, and idle; an eps large enough to see where it enters. Adam
+# divides a gradient by its own size, so an element whose gradient happens to be almost zero is moved by that gradient's
+# rounding noise: seeds are those of six tried with the least of that (--noise).
 MODELS = [
-    ("t65_v67_h3", 2, 3, 48, 67, 70, 1, 65, 0.1, 1.0, 41),
-    ("c30_h3", 2, 3, 30, 50, 33, 3, 33, 0.1, 1.0, 42),
-    ("b4_t64_v256", 2, 4, 64, 256, 64, 4, 64, 0.1, 1.0, 13),
-    ("t1", 1, 2, 16, 5, 4, 3, 1, 0.1, 1.0, 44),
-    ("t127_h1_c72", 1, 1, 72, 131, 128, 3, 127, 0.0, 1.0, 35),
-    ("c51_h3_l3_v300", 3, 3, 51, 300, 20, 2, 20, 0.3, 1e9, 36),
+    ("t65_v67_h3", 2, 3, 48, 67, 70, 1, 65, 0.1, 1.0, 1e-8, 41),
+    ("c30_h3", 2, 3, 30, 50, 33, 3, 33, 0.1, 1.0, 1e-8, 42),
+    ("b4_t64_v256", 2, 4, 64, 256, 64, 4, 64, 0.1, 1.0, 1e-8, 13),
+    ("t1", 1, 2, 16, 5, 4, 3, 1, 0.1, 1.0, 1e-8, 44),
+    ("t127_h1_c72", 1, 1, 72, 131, 128, 3, 127, 0.0, 1.0, 1e-8, 35),
+    ("c51_h3_l3_v300", 3, 3, 51, 300, 20, 2, 20, 0.3, 1e9, 1e-3, 36),
 ]
 NOISE = 5e-7  # of a gradient tensor's root mean square: several times what float32 does
-STEPS, LR, BETA1, BETA2, EPS = 10, 1e-3, 0.9, 0.95, 1e-8
+STEPS, LR, BETA1, BETA2 = 10, 1e-3, 0.9, 0.95
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ def train(c, dtype, noise=0.0):
     random = torch.Generator().manual_seed(1)
     p = make_parameters(c, dtype)
     tokens = torch.tensor(make_tokens(c), dtype=torch.int64)
-    hyper = dict(lr=LR, betas=(BETA1, BETA2), eps=EPS)
+    hyper = dict(lr=LR, betas=(BETA1, BETA2), eps=c["eps"])
     optimizer = torch.optim.AdamW([
         dict(params=[t for n, t in p.items() if n in MATRICES], weight_decay=c["weight_decay"], **hyper),
         dict(params=[t for n, t in p.items() if n not in MATRICES], weight_decay=0.0, **hyper)])
@@ -214,7 +214,7 @@ def make_fixture(c, dtype=torch.float64, noise=0.0):
     first, final, losses, norms = train(c, dtype, noise)
     fixture = {
         "config": np.array([c[k] for k in "L NH C V max_T B T steps seed".split()], np.int64),
-        "hyper": np.array([LR, BETA1, BETA2, EPS, c["weight_decay"], c["clip"]], np.float64),
+        "hyper": np.array([LR, BETA1, BETA2, c["eps"], c["weight_decay"], c["clip"]], np.float64),
         "tokens": make_tokens(c),
         "loss": np.array(losses, np.float64),
         "norm": np.array(norms, np.float64),
@@ -276,7 +276,7 @@ def main():
     folder = os.path.join(HERE, "fixtures")
     failed = 0
     for row in MODELS:
-        c = dict(zip("name L NH C V max_T B T weight_decay clip seed".split(), row), steps=STEPS)
+        c = dict(zip("name L NH C V max_T B T weight_decay clip eps seed".split(), row), steps=STEPS)
         path = os.path.join(folder, c["name"] + ".safetensors")
         fixture = make_fixture(c, torch.float32 if mode == "--float32" else torch.float64,
                                NOISE if mode == "--noise" else 0.0)

@@ -12,8 +12,6 @@ timeout_s=${TEST_TIMEOUT:-300}
 # Threads that wait by spinning take the cores from those they wait for when the machine has other work, too: tests
 # then take many times longer.
 export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}"
-# Threads that spin at barriers would take the cores of whatever else runs (utils.h, limit_thread_spinning).
-export GOMP_SPINCOUNT="${GOMP_SPINCOUNT:-1000}" KMP_BLOCKTIME="${KMP_BLOCKTIME:-0}"
 limit=
 if command -v timeout >/dev/null 2>&1; then limit="timeout -k 5 $timeout_s"; fi
 log=$(mktemp "${TMPDIR:-/tmp}/train_gpt_test.XXXXXX") || exit 1

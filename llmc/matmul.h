@@ -37,11 +37,11 @@ CPU_TWIN_BEGIN
 // A row of packed a: GEMM_TILE_ROWS floats and room, so that packing stores whole vectors that cross no cache line.
 #define GEMM_A_WIDTH ((GEMM_TILE_ROWS + VEC_WIDTH - 1) / VEC_WIDTH * VEC_WIDTH)
 
-#define GEMM_CHUNK ((size_t)256)                        // of K; the longest chunk a caller may ask for
+#define GEMM_CHUNK ((size_t)256)                                     // of K; the longest chunk a caller may ask for
 #define GEMM_ROWS ((size_t)(280 / GEMM_TILE_ROWS * GEMM_TILE_ROWS))  // packed a: GEMM_ROWS x GEMM_CHUNK floats, in L2
-#define GEMM_COLS ((size_t)1024)                        // running sums of more than one chunk: GEMM_ROWS x GEMM_COLS
-#define GEMM_LINE ((size_t)16)                          // floats in a cache line
-#define GEMM_THREAD_FLOPS 1e5                           // a thread with less to do than this costs more than it gives
+#define GEMM_COLS ((size_t)1024)  // running sums of more than one chunk: GEMM_ROWS x GEMM_COLS
+#define GEMM_LINE ((size_t)16)    // floats in a cache line
+#define GEMM_THREAD_FLOPS 1e5     // a thread with less to do than this costs more than it gives
 
 // ----------------------------------------------------------------------------------------------------------------
 // Scratch
@@ -134,12 +134,10 @@ ALWAYS_INLINE void gemm_pack_copied(float *RESTRICT panel, const GemmOperand *x,
     }
 }
 
-ALWAYS_INLINE void gemm_pack(float *RESTRICT panel, const GemmOperand *x, size_t first, size_t count, size_t k0, size_t kc,
-                             const size_t width) {
-    if (x->k_stride == 1)
-        gemm_pack_transposed(panel, x, first, count, k0, kc, width);
-    else
-        gemm_pack_copied(panel, x, first, count, k0, kc, width);
+ALWAYS_INLINE void gemm_pack(float *RESTRICT panel, const GemmOperand *x, size_t first, size_t count, size_t k0,
+                             size_t kc, const size_t width) {
+    if (x->k_stride == 1) gemm_pack_transposed(panel, x, first, count, k0, kc, width);
+    else gemm_pack_copied(panel, x, first, count, k0, kc, width);
     for (size_t i = 0; i < kc * width; i++) panel[i] = round_operand(panel[i]);  // no code where it is the identity
 }
 
@@ -193,13 +191,9 @@ ALWAYS_INLINE void gemm_tile(const Gemm *g, const GemmTile *t, const int rows, c
             if (vectors > 1) acc[i][1] = vec_fma(x, b1, acc[i][1]);
         }
     }
-#define EACH_SUM(statement)                     \
-    _Pragma("GCC unroll 16")                    \
-    for (int i = 0; i < rows; i++) {            \
-        _Pragma("GCC unroll 2")                 \
-        for (int j = 0; j < vectors; j++) {     \
-            statement;                          \
-        }                                       \
+#define EACH_SUM(statement)                                                      \
+    _Pragma("GCC unroll 16") for (int i = 0; i < rows; i++) {                    \
+        _Pragma("GCC unroll 2") for (int j = 0; j < vectors; j++) { statement; } \
     }
     if (!t->first) EACH_SUM(acc[i][j] = vec_load(t->sums + i * GEMM_TILE_COLS + j * VEC_WIDTH) + acc[i][j])
     if (!t->out) {
@@ -216,20 +210,20 @@ ALWAYS_INLINE void gemm_tile(const Gemm *g, const GemmTile *t, const int rows, c
 
 // gemm_tile with constants for any height and for one or two vectors: a ragged edge costs only what it has.
 static inline void gemm_tile_any(const Gemm *g, const GemmTile *t, size_t rows, size_t cols) {
-#define TILE(r)                     \
-    case r:                         \
-        if (cols > VEC_WIDTH)       \
-            gemm_tile(g, t, r, 2);  \
-        else                        \
-            gemm_tile(g, t, r, 1);  \
+#define TILE(r)                                      \
+    case r:                                          \
+        if (cols > VEC_WIDTH) gemm_tile(g, t, r, 2); \
+        else gemm_tile(g, t, r, 1);                  \
         break;
     switch (rows) {
-        TILE(1) TILE(2) TILE(3) TILE(4) TILE(5) TILE(6)
+        TILE(1)
+        TILE(2)
+        TILE(3) TILE(4) TILE(5) TILE(6)
 #if GEMM_TILE_ROWS > 6
-        TILE(7) TILE(8) TILE(9) TILE(10) TILE(11) TILE(12)
+            TILE(7) TILE(8) TILE(9) TILE(10) TILE(11) TILE(12)
 #endif
 #if GEMM_TILE_ROWS > 12
-        TILE(13) TILE(14)
+                TILE(13) TILE(14)
 #endif
     }
 #undef TILE
@@ -280,7 +274,8 @@ static inline void gemm_pack_rows(const Gemm *g, const GemmWork *w, size_t k0, s
 }
 
 // Asks for what gemm_chunk() packs after the columns at `col`: the next ones, or the first ones of the next chunk.
-static inline void gemm_prefetch_next(const Gemm *g, const GemmWork *w, size_t col, size_t k0, size_t kc, size_t panel) {
+static inline void gemm_prefetch_next(const Gemm *g, const GemmWork *w, size_t col, size_t k0, size_t kc,
+                                      size_t panel) {
     if (col + GEMM_TILE_COLS < w->end_col) {
         col += GEMM_TILE_COLS;
     } else {
@@ -305,7 +300,8 @@ static inline void gemm_chunk(const Gemm *g, const GemmWork *w, size_t k0, size_
         gemm_pack(w->b_packed, &g->b, col, cols, k0, kc, GEMM_TILE_COLS);
         for (size_t panel = 0; panel < w->panels.panels; panel++) {
             const size_t row = gemm_panel_row(&w->panels, panel), rows = gemm_panel_row(&w->panels, panel + 1) - row;
-            GemmTile t = {w->a_packed + panel * GEMM_A_WIDTH * kc, w->b_packed, kc, sums, first, NULL, g->out_stride, NULL};
+            GemmTile t = {
+                w->a_packed + panel * GEMM_A_WIDTH * kc, w->b_packed, kc, sums, first, NULL, g->out_stride, NULL};
             gemm_prefetch_next(g, w, col, k0, kc, panel);
             if (!first) gemm_prefetch_write(sums, GEMM_TILE_COLS, rows, GEMM_TILE_COLS);
             if (last) {
@@ -313,10 +309,8 @@ static inline void gemm_chunk(const Gemm *g, const GemmWork *w, size_t k0, size_
                 if (g->bias) t.bias = g->bias + col;
                 gemm_prefetch_write(t.out, g->out_stride, rows, cols);
             }
-            if (last && cols % VEC_WIDTH != 0)
-                gemm_tile_edge(g, &t, rows, cols);
-            else
-                gemm_tile_any(g, &t, rows, cols);
+            if (last && cols % VEC_WIDTH != 0) gemm_tile_edge(g, &t, rows, cols);
+            else gemm_tile_any(g, &t, rows, cols);
             if (!(first && last)) sums += GEMM_TILE_ROWS * GEMM_TILE_COLS;
         }
     }
@@ -329,7 +323,8 @@ static inline void gemm_block(const Gemm *g, const GemmBlock *block, float *scra
     w.b_packed = w.a_packed + round_up(SCRATCH_A, 64);
     w.sums = w.b_packed + round_up(SCRATCH_B, 64);
     const size_t rows = block->end_row - block->first_row, parts = ceil_div(rows, GEMM_ROWS);
-    const size_t col_step = g->K <= g->k_chunk ? block->end_col - block->first_col : GEMM_COLS;  // one chunk needs no sums
+    const size_t col_step =
+        g->K <= g->k_chunk ? block->end_col - block->first_col : GEMM_COLS;  // one chunk needs no sums
     for (size_t part = 0; part < parts; part++) {
         w.panels.row = block->first_row + part * rows / parts;
         w.panels.rows = block->first_row + (part + 1) * rows / parts - w.panels.row;
@@ -377,8 +372,10 @@ static inline void gemm(MatmulScratch *scratch, const Gemm *g) {
 #pragma omp parallel for schedule(static, 1) num_threads(threads) if (threads > 1)
     for (size_t i = 0; i < blocks; i++) {
         const size_t r = i % row_blocks, c = i / row_blocks;
-        GemmBlock block = {gemm_cut(g->M, GEMM_TILE_ROWS, r, row_blocks), gemm_cut(g->M, GEMM_TILE_ROWS, r + 1, row_blocks),
-                           gemm_cut(g->N, GEMM_TILE_COLS, c, col_blocks), gemm_cut(g->N, GEMM_TILE_COLS, c + 1, col_blocks)};
+        GemmBlock block = {gemm_cut(g->M, GEMM_TILE_ROWS, r, row_blocks),
+                           gemm_cut(g->M, GEMM_TILE_ROWS, r + 1, row_blocks),
+                           gemm_cut(g->N, GEMM_TILE_COLS, c, col_blocks),
+                           gemm_cut(g->N, GEMM_TILE_COLS, c + 1, col_blocks)};
         if (block.first_row < block.end_row && block.first_col < block.end_col)
             gemm_block(g, &block, scratch->memory + i * matmul_scratch_thread_elems());
     }
@@ -412,8 +409,8 @@ static inline void matmul_backward_weight(MatmulScratch *scratch, float *dweight
 // MATMUL_BIAS_ROWS: rounding errors then grow with the square root of the block, not of N.
 #define MATMUL_BIAS_COLS ((size_t)256)
 #define MATMUL_BIAS_ROWS ((size_t)64)
-static inline void matmul_bias_columns(float *RESTRICT dbias, const float *RESTRICT dout, size_t N, size_t OC, size_t first,
-                                       size_t end, int accumulate) {
+static inline void matmul_bias_columns(float *RESTRICT dbias, const float *RESTRICT dout, size_t N, size_t OC,
+                                       size_t first, size_t end, int accumulate) {
     float total[MATMUL_BIAS_COLS] = {0};
     const size_t cols = end - first;
     for (size_t block = 0; block < N; block += MATMUL_BIAS_ROWS) {
@@ -422,8 +419,7 @@ static inline void matmul_bias_columns(float *RESTRICT dbias, const float *RESTR
         size_t i = block;
         for (; i + 4 <= block_end; i += 4) {
             const float *row = dout + i * OC + first;
-            for (size_t j = 0; j < cols; j++)
-                part[j] += (row[j] + row[OC + j]) + (row[2 * OC + j] + row[3 * OC + j]);
+            for (size_t j = 0; j < cols; j++) part[j] += (row[j] + row[OC + j]) + (row[2 * OC + j] + row[3 * OC + j]);
         }
         for (; i < block_end; i++)
             for (size_t j = 0; j < cols; j++) part[j] += dout[i * OC + first + j];
@@ -451,38 +447,33 @@ ALWAYS_INLINE vecf vec_round_operand(vecf x) {
     return vec_load(lanes);
 }
 
-// sums[r] = weight row r . inp for `rows` (a constant) neighbouring rows: several independent sums hide the FMA's latency.
-ALWAYS_INLINE void matvec_rows(float *sums, const float *weight, const float *inp, size_t C, const int rows) {
-    vecf acc[4];
-    for (int r = 0; r < rows; r++) acc[r] = vec_zero();
+// weight (C) . inp (C): four vectors of sums, enough to hide an FMA's latency. One row after the other, so that memory is
+// read as a single stream: four rows side by side had half the bandwidth.
+static inline float matvec_row(const float *RESTRICT weight, const float *RESTRICT inp, size_t C) {
+    vecf acc[4] = {vec_zero(), vec_zero(), vec_zero(), vec_zero()};
     size_t c = 0;
-    for (; c + VEC_WIDTH <= C; c += VEC_WIDTH) {
-        const vecf x = vec_round_operand(vec_load(inp + c));
-        for (int r = 0; r < rows; r++)
-            acc[r] = vec_fma(vec_round_operand(vec_load(weight + (size_t)r * C + c)), x, acc[r]);
+    for (; c + 4 * VEC_WIDTH <= C; c += 4 * VEC_WIDTH) {
+#pragma GCC unroll 4
+        for (size_t i = 0; i < 4; i++)
+            acc[i] = vec_fma(vec_round_operand(vec_load(weight + c + i * VEC_WIDTH)),
+                             vec_round_operand(vec_load(inp + c + i * VEC_WIDTH)), acc[i]);
     }
-    if (c < C) {
-        const vecf x = vec_round_operand(vec_load_partial(inp + c, C - c));
-        for (int r = 0; r < rows; r++)
-            acc[r] = vec_fma(vec_round_operand(vec_load_partial(weight + (size_t)r * C + c, C - c)), x, acc[r]);
+    for (; c < C; c += VEC_WIDTH) {
+        const size_t n = min_size(VEC_WIDTH, C - c);
+        acc[0] = vec_fma(vec_round_operand(vec_load_partial(weight + c, n)),
+                         vec_round_operand(vec_load_partial(inp + c, n)), acc[0]);
     }
-    for (int r = 0; r < rows; r++) sums[r] = vec_sum(acc[r]);
+    return vec_sum((acc[0] + acc[1]) + (acc[2] + acc[3]));
 }
 
-// out (OC) = round_act(weight (OC, C) . inp (C) + bias (OC) or NULL): matmul_forward for N = 1 at the speed of memory. Its
-// order of summation is its own (VEC_WIDTH interleaved sums), the same for any number of threads.
+// out (OC) = round_act(weight (OC, C) . inp (C) + bias (OC) or NULL): matmul_forward for N = 1 at the speed of memory.
+// Its order of summation is its own (4 VEC_WIDTH interleaved sums), the same for any number of threads.
 static inline void matvec_forward(float *out, const float *inp, const float *weight, const float *bias, size_t C,
                                   size_t OC) {
-    const size_t groups = ceil_div(OC, 4);
 #pragma omp parallel for schedule(static) if (C * OC > 50000)
-    for (size_t group = 0; group < groups; group++) {
-        const size_t first = group * 4, rows = min_size(4, OC - first);
-        float sums[4];
-        if (rows == 4)
-            matvec_rows(sums, weight + first * C, inp, C, 4);
-        else
-            for (size_t r = 0; r < rows; r++) matvec_rows(sums + r, weight + (first + r) * C, inp, C, 1);
-        for (size_t r = 0; r < rows; r++) out[first + r] = round_act(bias ? sums[r] + bias[first + r] : sums[r]);
+    for (size_t oc = 0; oc < OC; oc++) {
+        const float sum = matvec_row(weight + oc * C, inp, C);
+        out[oc] = round_act(bias ? sum + bias[oc] : sum);
     }
 }
 

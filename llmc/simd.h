@@ -159,7 +159,9 @@ ALWAYS_INLINE vecf vec_zero(void) { return vec_set1(0.0f); }
 ALWAYS_INLINE float vec_sum(vecf x) {
     float lanes[VEC_WIDTH];
     vec_store(lanes, x);
+#pragma GCC unroll 4
     for (int half = VEC_WIDTH / 2; half > 0; half /= 2)
+#pragma GCC unroll 8
         for (int i = 0; i < half; i++) lanes[i] += lanes[i + half];
     return lanes[0];
 }

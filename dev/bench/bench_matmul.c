@@ -88,8 +88,8 @@ static void bench_products(Case *c, int threads) {
     for (int op = 0; op < OPERATIONS; op++) {
         const double flops = 2.0 * (double)c->N * (double)c->C * (double)c->OC;
         const double ours = flops / time_best(run_ours, c, (Operation)op), peak = peak_flops(threads);
-        printf("%7d %5zu %5zu %6zu  %-11s %8.1f %8.1f %6.1f %%", threads, c->N, c->C, c->OC, operation_names[op], ours * 1e-9,
-               peak * 1e-9, 100 * ours / peak);
+        printf("%7d %5zu %5zu %6zu  %-11s %8.1f %8.1f %6.1f %%", threads, c->N, c->C, c->OC, operation_names[op],
+               ours * 1e-9, peak * 1e-9, 100 * ours / peak);
 #ifdef BENCH_BLAS
         openblas_set_num_threads(threads);
         printf(" %8.2f", ours * time_best(run_blas, c, (Operation)op) / flops);
@@ -112,8 +112,8 @@ static void bench_vectors(Case *c, int threads, double bandwidth) {
         if (turn > 0 && end - middle < bias) bias = end - middle;
     }
     const double matvec_rate = (double)(c->C * c->OC * sizeof(float)) / matvec;
-    printf("%7d %5d %5zu %6zu  %-11s %6.1f GB/s of %.1f (%.0f %%)\n", threads, 1, c->C, c->OC, "matvec", matvec_rate * 1e-9,
-           bandwidth * 1e-9, 100 * matvec_rate / bandwidth);
+    printf("%7d %5d %5zu %6zu  %-11s %6.1f GB/s of %.1f (%.0f %%)\n", threads, 1, c->C, c->OC, "matvec",
+           matvec_rate * 1e-9, bandwidth * 1e-9, 100 * matvec_rate / bandwidth);
     printf("%7d %5zu %5s %6zu  %-11s %6.1f GB/s (dout may be in cache)\n", threads, c->N, "", c->OC, "dbias",
            (double)(c->N * c->OC * sizeof(float)) / bias * 1e-9);
 }
@@ -139,8 +139,9 @@ static void bench_shape(size_t N, size_t C, size_t OC, int max_threads) {
 }
 
 int main(int argc, char **argv) {
-    static const size_t shapes[][3] = {{256, 768, 2304}, {256, 768, 768},  {256, 768, 3072}, {256, 3072, 768},
-                                       {256, 768, 50304}, {768, 128, 384}, {768, 128, 128},  {768, 128, 512}, {768, 512, 128}};
+    static const size_t shapes[][3] = {{256, 768, 2304}, {256, 768, 768},   {256, 768, 3072},
+                                       {256, 3072, 768}, {256, 768, 50304}, {768, 128, 384},
+                                       {768, 128, 128},  {768, 128, 512},   {768, 512, 128}};
     const int max_threads = thread_count();
     for (int threads = 1; threads <= max_threads; threads *= 2) {
         const RooflineBandwidth b = roofline_bandwidth(threads, RING_BYTES, 4);
@@ -158,6 +159,7 @@ int main(int argc, char **argv) {
         bench_shape(strtoul(argv[1], NULL, 10), strtoul(argv[2], NULL, 10), strtoul(argv[3], NULL, 10), max_threads);
         return 0;
     }
-    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) bench_shape(shapes[i][0], shapes[i][1], shapes[i][2], max_threads);
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        bench_shape(shapes[i][0], shapes[i][1], shapes[i][2], max_threads);
     return 0;
 }

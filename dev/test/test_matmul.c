@@ -39,7 +39,8 @@ static void buffer_fill(float *x, size_t n, float value) {
 
 static void buffer_free(float *x, size_t n, const char *name) {
     for (size_t i = 0; i < GUARD; i++)
-        CHECK(x[-1 - (ptrdiff_t)i] == GUARD_WORD && x[n + i] == GUARD_WORD, "guard word %zu of %s was overwritten", i, name);
+        CHECK(x[-1 - (ptrdiff_t)i] == GUARD_WORD && x[n + i] == GUARD_WORD, "guard word %zu of %s was overwritten", i,
+              name);
     free(x - GUARD);
 }
 
@@ -85,16 +86,16 @@ static void check_product(const char *what, const float *out, const Product *p, 
         }
     }
 done:
-    CHECK(worst <= 1, "%s M=%zu N=%zu K=%zu: element (%zu, %zu) is %.9g, want %.9g: %.3g of the bound", what, M, N, p->K,
-          worst_i, worst_j, (double)out[worst_i * N + worst_j], worst_want, worst);
+    CHECK(worst <= 1, "%s M=%zu N=%zu K=%zu: element (%zu, %zu) is %.9g, want %.9g: %.3g of the bound", what, M, N,
+          p->K, worst_i, worst_j, (double)out[worst_i * N + worst_j], worst_want, worst);
 }
 
 // ----------------------------------------------------------------------------------------------------------------
 // All operations on one shape
 
 enum { FORWARD, FORWARD_BIAS, BACKWARD_INPUT, BACKWARD_INPUT_ADD, BACKWARD_WEIGHT, BACKWARD_WEIGHT_ADD, OPERATIONS };
-static const char *const operation_names[OPERATIONS] = {"forward", "forward with bias", "backward_input",
-                                                        "backward_input +=", "backward_weight", "backward_weight +="};
+static const char *const operation_names[OPERATIONS] = {"forward",           "forward with bias", "backward_input",
+                                                        "backward_input +=", "backward_weight",   "backward_weight +="};
 
 typedef struct {
     size_t N, C, OC;
@@ -107,7 +108,9 @@ static void run_operation(int op, float *out, const Layer *l) {
         case FORWARD: matmul_forward(&scratch, out, l->inp, l->weight, NULL, l->N, l->C, l->OC); break;
         case FORWARD_BIAS: matmul_forward(&scratch, out, l->inp, l->weight, l->bias, l->N, l->C, l->OC); break;
         case BACKWARD_INPUT:
-        case BACKWARD_INPUT_ADD: matmul_backward_input(&scratch, out, l->dout, l->weight, l->N, l->C, l->OC, add); break;
+        case BACKWARD_INPUT_ADD:
+            matmul_backward_input(&scratch, out, l->dout, l->weight, l->N, l->C, l->OC, add);
+            break;
         default: matmul_backward_weight(&scratch, out, l->dout, l->inp, l->N, l->C, l->OC, add); break;
     }
 }
@@ -130,16 +133,16 @@ static void check_operation(int op, const Layer *l) {
     for (int threads = 1; threads <= MAX_THREADS; threads++) {
         float *result = threads == 1 ? one : out;
         set_thread_count(threads);
-        if (add)
-            memcpy(result, old, rows * cols * sizeof(float));
-        else
-            buffer_fill(result, rows * cols, NAN);
+        if (add) memcpy(result, old, rows * cols * sizeof(float));
+        else buffer_fill(result, rows * cols, NAN);
         run_operation(op, result, l);
         if (threads > 1)
-            CHECK(memcmp(one, out, rows * cols * sizeof(float)) == 0, "%s N=%zu C=%zu OC=%zu: %d threads give other bits than 1",
-                  operation_names[op], l->N, l->C, l->OC, threads);
+            CHECK(memcmp(one, out, rows * cols * sizeof(float)) == 0,
+                  "%s N=%zu C=%zu OC=%zu: %d threads give other bits than 1", operation_names[op], l->N, l->C, l->OC,
+                  threads);
     }
-    check_product(operation_names[op], one, &product, rows, cols, op == FORWARD_BIAS ? l->bias : NULL, add ? old : NULL, 1);
+    check_product(operation_names[op], one, &product, rows, cols, op == FORWARD_BIAS ? l->bias : NULL, add ? old : NULL,
+                  1);
     buffer_free(old, rows * cols, "old");
     buffer_free(one, rows * cols, operation_names[op]);
     buffer_free(out, rows * cols, operation_names[op]);
@@ -155,7 +158,8 @@ static void check_bias_gradient(const Layer *l, int add) {
         buffer_fill(result, l->OC, NAN);
         if (add) memcpy(result, old, l->OC * sizeof(float));
         matmul_backward_bias(result, l->dout, l->N, l->OC, add);
-        if (threads > 1) CHECK(memcmp(one, out, l->OC * sizeof(float)) == 0, "bias gradient: %d threads differ", threads);
+        if (threads > 1)
+            CHECK(memcmp(one, out, l->OC * sizeof(float)) == 0, "bias gradient: %d threads differ", threads);
     }
     check_product("bias gradient", one, &sums, 1, l->OC, NULL, add ? old : NULL, 1);
     buffer_free(old, l->OC, "old");
@@ -270,7 +274,8 @@ TEST(not_finite) {
                       (double)out[i * OC + j]);
         matmul_backward_weight(&scratch, dweight, l.dout, l.inp, N, C, OC, 0);
         for (size_t i = 0; i < OC * C; i++)
-            CHECK((i % C == c) == !isfinite(dweight[i]), "backward_weight (%zu, %zu) is %g", i / C, i % C, (double)dweight[i]);
+            CHECK((i % C == c) == !isfinite(dweight[i]), "backward_weight (%zu, %zu) is %g", i / C, i % C,
+                  (double)dweight[i]);
         matvec_forward(vector, l.inp + row * C, l.weight, NULL, C, OC);
         for (size_t j = 0; j < OC; j++) CHECK(isnan(vector[j]), "matvec %zu is %g", j, (double)vector[j]);
         l.inp[row * C + c] = kept;
@@ -278,6 +283,26 @@ TEST(not_finite) {
     buffer_free(out, N * OC, "out");
     buffer_free(dweight, OC * C, "dweight");
     buffer_free(vector, OC, "vector");
+    layer_free(&l);
+}
+
+// The same from the other side: a zero activation must not hide a weight that is NaN.
+TEST(not_finite_weight) {
+    enum { N = 20, C = 40, OC = 50 };
+    Layer l;
+    layer_new(&l, N, C, OC);
+    float *out = buffer_new(N * OC), *dinp = buffer_new(N * C);
+    buffer_fill(l.inp, N * C, 0);
+    buffer_fill(l.dout, N * OC, 0);
+    l.weight[7 * C + 33] = NAN;
+    matmul_forward(&scratch, out, l.inp, l.weight, NULL, N, C, OC);
+    matmul_backward_input(&scratch, dinp, l.dout, l.weight, N, C, OC, 0);
+    for (size_t i = 0; i < N; i++) {
+        for (size_t j = 0; j < OC; j++) CHECK(isnan(out[i * OC + j]) == (j == 7), "forward (%zu, %zu)", i, j);
+        for (size_t j = 0; j < C; j++) CHECK(isnan(dinp[i * C + j]) == (j == 33), "backward_input (%zu, %zu)", i, j);
+    }
+    buffer_free(out, N * OC, "out");
+    buffer_free(dinp, N * C, "dinp");
     layer_free(&l);
 }
 
@@ -329,7 +354,8 @@ TEST(thread_counts) {
             set_thread_count(threads);
             buffer_fill(out, N * OC, NAN);
             matmul_forward(&many, out, l.inp, l.weight, l.bias, N, C, OC);
-            CHECK(memcmp(one, out, N * OC * sizeof(float)) == 0, "%d threads with scratch for %d differ", threads, with_scratch);
+            CHECK(memcmp(one, out, N * OC * sizeof(float)) == 0, "%d threads with scratch for %d differ", threads,
+                  with_scratch);
         }
     }
     free(memory);
@@ -368,6 +394,7 @@ int main(void) {
     RUN(beyond_one_block);
     RUN(row_does_not_depend_on_N);
     RUN(not_finite);
+    RUN(not_finite_weight);
     RUN(chunks_and_alpha);
     RUN(thread_counts);
     free(memory);

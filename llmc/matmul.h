@@ -1,20 +1,20 @@
 // matmul.h: the linear layer's three matrix products, its bias gradient, and the matrix-vector product for sampling.
 //
-// One GEMM serves the three: out (M, N) = a (M, K) . b (K, N), where each operand is contiguous either along K or along its
-// other dimension. It is the packed, register-blocked scheme of Goto and van de Geijn ("Anatomy of High-Performance Matrix
-// Multiplication", 2008), reduced to what a transformer needs:
+// One GEMM serves the three: out (M, N) = a (M, K) . b (K, N), where each operand is contiguous either along K or
+// along its other dimension. It is the packed, register-blocked scheme of Goto and van de Geijn ("Anatomy of
+// High-Performance Matrix Multiplication", 2008), reduced to what a transformer needs:
 //
-//   each thread owns one block of `out`                                  threads never share a sum, nor wait for another
+//   each thread owns one block of `out`                               threads never share a sum nor wait for another
 //     for a block of rows (GEMM_ROWS) and of columns (GEMM_COLS)
 //       for a chunk of K
-//         pack a's rows of that chunk in panels of GEMM_TILE_ROWS             stays in the L2 cache
+//         pack a's rows of that chunk in panels of GEMM_TILE_ROWS          stays in the L2 cache
 //         for each GEMM_TILE_COLS columns
-//           pack b's columns of that chunk                               used at once by every panel
-//           for each panel: a tile of products in registers              GEMM_TILE_ROWS x GEMM_TILE_COLS sums
+//           pack b's columns of that chunk                            used at once by every panel
+//           for each panel: a tile of products in registers           GEMM_TILE_ROWS x GEMM_TILE_COLS sums
 //
-// Order of summation: within a chunk of K one fused multiply-add after the other, starting from zero; chunks are added to
-// the running sum in ascending order. It depends on K alone, so an output has the same bits for any number of threads,
-// any number of rows beside it and any blocking.
+// Order of summation: within a chunk of K one fused multiply-add after the other, starting from zero; chunks are added
+// to the running sum in ascending order. It depends on K alone, so an output has the same bits for any number of
+// threads, any number of rows beside it and any blocking.
 #ifndef LLMC_MATMUL_H
 #define LLMC_MATMUL_H
 
@@ -83,8 +83,8 @@ typedef struct {
 typedef enum { ROUND_NONE, ROUND_ACT, ROUND_GRAD } GemmRounding;
 
 // out (M, N) = round(alpha * (a . b) + bias), or round(out + alpha * (a . b)) with accumulate; then bias must be NULL.
-// Operands go through round_operand() as they are packed. K is summed in chunks of k_chunk <= GEMM_CHUNK (see above): the
-// fp8 recipes need 128, for the partial sums their hardware adds in full precision. M, N, K >= 1.
+// Operands go through round_operand() as they are packed. K is summed in chunks of k_chunk <= GEMM_CHUNK (see above):
+// the fp8 recipes need 128, for the partial sums their hardware adds in full precision. M, N, K >= 1.
 typedef struct {
     size_t M, N, K;
     GemmOperand a, b;
@@ -102,9 +102,9 @@ typedef struct {
     size_t first_row, end_row, first_col, end_col;
 } GemmBlock;
 
-// Copies `count` <= width rows of an operand, K range [k0, k0 + kc), into panel[k][width]; width is a constant multiple of
-// VEC_WIDTH. Lanes beyond count may hold anything: no sum made from them is ever stored.
-// Here the operand is contiguous along K: square blocks are transposed in registers.
+// Copies `count` <= width rows of an operand, K range [k0, k0 + kc), into panel[k][width]; width is a constant
+// multiple of VEC_WIDTH. Lanes beyond count may hold anything: no sum made from them is ever stored. Here the operand
+// is contiguous along K: square blocks are transposed in registers.
 ALWAYS_INLINE void gemm_pack_transposed(float *RESTRICT panel, const GemmOperand *x, size_t first, size_t count,
                                         size_t k0, size_t kc, const size_t width) {
     const float *data = x->data + first * x->outer_stride + k0;
@@ -141,8 +141,8 @@ ALWAYS_INLINE void gemm_pack(float *RESTRICT panel, const GemmOperand *x, size_t
     for (size_t i = 0; i < kc * width; i++) panel[i] = round_operand(panel[i]);  // no code where it is the identity
 }
 
-// Asks for share `part` of `parts` of the memory that gemm_pack() with the same arguments will read. Packing a few columns
-// of a matrix that lies in memory, not in cache, would otherwise wait for every line of it.
+// Asks for share `part` of `parts` of the memory that gemm_pack() with the same arguments will read. Packing a few
+// columns of a matrix that lies in memory, not in cache, would otherwise wait for every line of it.
 static inline void gemm_prefetch(const GemmOperand *x, size_t first, size_t count, size_t k0, size_t kc, size_t part,
                                  size_t parts) {
     const int along_k = x->k_stride == 1;
@@ -153,8 +153,8 @@ static inline void gemm_prefetch(const GemmOperand *x, size_t first, size_t coun
         for (size_t j = 0; j < length; j += GEMM_LINE) __builtin_prefetch(data + i * stride + j, 0, 2);
 }
 
-// One tile of out and one chunk of K. With `out`, the chunk is the last one and the tile is finished; without, its products
-// go to `sums`.
+// One tile of out and one chunk of K. With `out`, the chunk is the last one and the tile is finished; without, its
+// products go to `sums`.
 typedef struct {
     const float *a, *b;  // packed panels, kc long
     size_t kc;
@@ -174,8 +174,8 @@ ALWAYS_INLINE vecf gemm_round(vecf x, GemmRounding rounding) {
     return vec_load(lanes);
 }
 
-// A tile of whole vectors, from the first product to the rounded result; rows and vectors are constants in every call, so
-// that the sums live in registers throughout.
+// A tile of whole vectors, from the first product to the rounded result; rows and vectors are constants in every call,
+// so that the sums live in registers throughout.
 ALWAYS_INLINE void gemm_tile(const Gemm *g, const GemmTile *t, const int rows, const int vectors) {
     vecf acc[GEMM_TILE_ROWS][2];
     const float *RESTRICT a = t->a, *RESTRICT b = t->b;
@@ -246,8 +246,8 @@ static inline void gemm_tile_edge(const Gemm *g, const GemmTile *t, size_t rows,
         memcpy(t->out + i * t->out_stride, out + i * GEMM_TILE_COLS, cols * sizeof(float));
 }
 
-// A block of rows is cut into panels of nearly equal height: 256 rows are 10 x 14 and 9 x 13 of them rather than 18 x 14
-// and one of 4, whose few sums would not hide the latency of an FMA.
+// A block of rows is cut into panels of nearly equal height: 256 rows are 10 x 14 and 9 x 13 of them rather than 18 x
+// 14 and one of 4, whose few sums would not hide the latency of an FMA.
 typedef struct {
     size_t row, rows, panels;
 } GemmPanels;
@@ -340,8 +340,8 @@ static inline void gemm_block(const Gemm *g, const GemmBlock *block, float *scra
     }
 }
 
-// How many of `threads` blocks lie along the rows of out: the largest block should be small, and nearly square, since what
-// is packed for it grows with the sum of its sides.
+// How many of `threads` blocks lie along the rows of out: the largest block should be small, and nearly square, since
+// what is packed for it grows with the sum of its sides.
 static inline size_t gemm_row_blocks(const Gemm *g, size_t threads) {
     size_t best = 1;
     double best_cost = 0;
@@ -405,8 +405,8 @@ static inline void matmul_backward_weight(MatmulScratch *scratch, float *dweight
     gemm(scratch, &g);
 }
 
-// Columns [first, end), at most MATMUL_BIAS_COLS, of matmul_backward_bias. Rows are added in groups of 4, groups in blocks of
-// MATMUL_BIAS_ROWS: rounding errors then grow with the square root of the block, not of N.
+// Columns [first, end), at most MATMUL_BIAS_COLS, of matmul_backward_bias. Rows are added in groups of 4, groups in
+// blocks of MATMUL_BIAS_ROWS: rounding errors then grow with the square root of the block, not of N.
 #define MATMUL_BIAS_COLS ((size_t)256)
 #define MATMUL_BIAS_ROWS ((size_t)64)
 static inline void matmul_bias_columns(float *RESTRICT dbias, const float *RESTRICT dout, size_t N, size_t OC,
@@ -428,8 +428,8 @@ static inline void matmul_bias_columns(float *RESTRICT dbias, const float *RESTR
     for (size_t j = 0; j < cols; j++) dbias[first + j] = accumulate ? dbias[first + j] + total[j] : total[j];
 }
 
-// dbias (OC) = column sums of dout (N, OC), or += with accumulate; fp32. Each column is summed by one thread in an order
-// that depends on N alone.
+// dbias (OC) = column sums of dout (N, OC), or += with accumulate; fp32. Each column is summed by one thread in an
+// order that depends on N alone.
 static inline void matmul_backward_bias(float *dbias, const float *dout, size_t N, size_t OC, int accumulate) {
 #pragma omp parallel for schedule(static) if (N * OC > 20000)
     for (size_t first = 0; first < OC; first += MATMUL_BIAS_COLS)
@@ -447,8 +447,8 @@ ALWAYS_INLINE vecf vec_round_operand(vecf x) {
     return vec_load(lanes);
 }
 
-// weight (C) . inp (C): four vectors of sums, enough to hide an FMA's latency. One row after the other, so that memory is
-// read as a single stream: four rows side by side had half the bandwidth.
+// weight (C) . inp (C): four vectors of sums, enough to hide an FMA's latency. One row after the other, so that memory
+// is read as a single stream: four rows side by side had half the bandwidth.
 static inline float matvec_row(const float *RESTRICT weight, const float *RESTRICT inp, size_t C) {
     vecf acc[4] = {vec_zero(), vec_zero(), vec_zero(), vec_zero()};
     size_t c = 0;

@@ -1,11 +1,12 @@
 // simd.h: one vector of floats, as wide as the target has it: AVX-512 (16), AVX2 + FMA (8), NEON or anything else (4).
 //
-// Kernels are written once over `vecf` and VEC_WIDTH. + - * / work on a vecf lane by lane (a compiler extension that gcc
-// and clang share); the functions below add what operators cannot say. All of it is the plain IEEE operation in each
-// lane: no reassociation, NaN and infinities as in scalar code.
+// Kernels are written once over `vecf` and VEC_WIDTH. + - * / work on a vecf lane by lane (a compiler extension that
+// gcc and clang share); the functions below add what operators cannot say. All of it is the plain IEEE operation in
+// each lane: no reassociation, NaN and infinities as in scalar code.
 //
-// vec_fma is the one place where targets differ: a fused multiply-add where the hardware has one, else a product rounded
-// and then a sum rounded. Results are therefore the same for any number of threads, but not from one target to another.
+// vec_fma is the one place where targets differ: a fused multiply-add where the hardware has one, else a product
+// rounded and then a sum rounded. Results are therefore the same for any number of threads, but not from one target to
+// another.
 #ifndef LLMC_SIMD_H
 #define LLMC_SIMD_H
 
@@ -147,7 +148,7 @@ ALWAYS_INLINE void vec_store_partial(float *p, vecf x, size_t n) {
 
 // What each of the above does:
 //   vec_load, vec_store            VEC_WIDTH floats, any alignment
-//   vec_load_partial(p, n)         the first n <= VEC_WIDTH lanes from p, zero above; memory beyond p[n-1] is not touched
+//   vec_load_partial(p, n)         the first n <= VEC_WIDTH lanes from p, zero above; reads nothing beyond p[n-1]
 //   vec_store_partial(p, x, n)     the first n lanes
 //   vec_fma(a, b, c)               a * b + c
 //   vec_max(a, b)                  a > b ? a : b, so b where either is NaN
@@ -166,8 +167,9 @@ ALWAYS_INLINE float vec_sum(vecf x) {
     return lanes[0];
 }
 
-// Transposes the square matrix whose rows are x[0..VEC_WIDTH-1]. Zipping row i with row i + VEC_WIDTH/2 rotates the bits
-// of every element's (row, column) number by one place; after log2(VEC_WIDTH) rounds row and column have changed places.
+// Transposes the square matrix whose rows are x[0..VEC_WIDTH-1]. Zipping row i with row i + VEC_WIDTH/2 rotates the
+// bits of every element's (row, column) number by one place; after log2(VEC_WIDTH) rounds row and column have changed
+// places.
 ALWAYS_INLINE void vec_transpose(vecf x[VEC_WIDTH]) {
 #pragma GCC unroll 4
     for (int round = 1; round < VEC_WIDTH; round *= 2) {

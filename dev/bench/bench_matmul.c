@@ -1,10 +1,10 @@
 // bench_matmul.c: the linear layer's products as shares of the machine's own peak, measured in the same run.
 //
-//     bench_matmul                 the shapes of d12 (256 tokens) and of a 128-channel model (768 tokens), 1..all threads
-//     bench_matmul N C OC          one shape
+//     bench_matmul             the shapes of d12 (256 tokens) and of a 128-channel model (768 tokens), 1..all threads
+//     bench_matmul N C OC      one shape
 //
-// With -DBENCH_BLAS and -lopenblas (or any CBLAS) each product is also run through that library: "x BLAS" is its time over
-// ours. Weights come from memory, not from cache: products go round a ring of weights of RING_BYTES in all.
+// With -DBENCH_BLAS and -lopenblas (or any CBLAS) each product is also run through that library: "x BLAS" is its time
+// over ours. Weights come from memory, not from cache: products go round a ring of weights of RING_BYTES in all.
 #include "../../llmc/matmul.h"
 #include "roofline.h"
 

@@ -1,14 +1,15 @@
 // roofline.h: what this machine can do at most, measured by short loops: fused multiply-adds a second, bytes a second.
 //
-// A benchmark quotes its own figure as a share of these, taken in the same run, so that it means something on a busy or a
-// borrowed machine. Each call takes the best of several passes and a few tens of milliseconds.
+// A benchmark quotes its own figure as a share of these, taken in the same run, so that it means something on a busy
+// or a borrowed machine. Each call takes the best of several passes and a few tens of milliseconds.
 #ifndef DEV_BENCH_ROOFLINE_H
 #define DEV_BENCH_ROOFLINE_H
 
 #include "../../llmc/simd.h"
 #include "../../llmc/utils.h"
 
-// More independent sums than an FMA's latency (4 cycles) times the FMAs a cycle (at most 2), and few enough for 16 registers.
+// More independent sums than an FMA's latency (4 cycles) times the FMAs a cycle (at most 2), and few enough for 16
+// registers.
 #define ROOFLINE_SUMS 12
 
 static inline float roofline_fma_loop(long rounds) {

@@ -1,7 +1,7 @@
 // test_matmul.c: the linear layer's products against plain loops in double precision, over awkward sizes.
 //
-// Every output starts as NaN where the contract says `=`, sits between guard words, and is computed with 1, 2 and 3 threads,
-// which must agree bit for bit. The bound is 4 epsilon sqrt(K) times the root of the sum of squared products.
+// Every output starts as NaN where the contract says `=`, sits between guard words, and is computed with 1, 2 and 3
+// threads, which must agree bit for bit. The bound is 4 epsilon sqrt(K) times the root of the sum of squared products.
 #include "../../llmc/matmul.h"
 #include "test.h"
 

@@ -7,7 +7,7 @@
 //   each thread owns one block of `out`                               threads never share a sum nor wait for another
 //     for a block of rows (GEMM_ROWS) and of columns (GEMM_COLS)
 //       for a chunk of K
-//         pack a's rows of that chunk in panels of GEMM_TILE_ROWS          stays in the L2 cache
+//         pack a's rows of that chunk in panels of GEMM_TILE_ROWS     stays in the L2 cache
 //         for each GEMM_TILE_COLS columns
 //           pack b's columns of that chunk                            used at once by every panel
 //           for each panel: a tile of products in registers           GEMM_TILE_ROWS x GEMM_TILE_COLS sums

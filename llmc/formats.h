@@ -260,27 +260,29 @@ FORMAT_FN float round_tf32_rz(float x) {
 // first: the largest value where casts saturate, else the value that the overflow code would have. min_field is the
 // exponent field of the smallest normal as fp32. All arguments but x are constants: everything folds.
 
+// The clamp compares patterns, which order as magnitudes do (of a float comparison gcc may make a branch). It turns NaN
+// into `clamp`, so callers put the NaN back.
 typedef struct {
-    float magnitude;  // clamped |x|; NaN stays
-    uint32_t field;   // max(exponent field, min_field), in place
-    float sum;        // |x| + c
+    uint32_t field;  // max(exponent field, min_field), in place
+    float sum;       // |x| + c
     float c;
 } NarrowSum;
 
 FORMAT_FN NarrowSum narrow_sum(float x, int M, uint32_t min_field, float clamp) {
     NarrowSum s;
-    float a = float_of_bits(bits_of_float(x) & 0x7fffffffu);
-    s.magnitude = a > clamp ? clamp : a;
-    uint32_t field = bits_of_float(s.magnitude) & 0x7f800000u;
+    uint32_t bits = bits_of_float(x) & 0x7fffffffu, limit = bits_of_float(clamp);
+    bits = bits < limit ? bits : limit;
+    uint32_t field = bits & 0x7f800000u;
     s.field = field > min_field << 23 ? field : min_field << 23;
     s.c = float_of_bits(s.field + ((uint32_t)(23 - M) << 23));
-    s.sum = s.magnitude + s.c;
+    s.sum = float_of_bits(bits) + s.c;
     return s;
 }
 
-FORMAT_FN float narrow_round(float x, int M, uint32_t min_field, float clamp) {
+FORMAT_FN float narrow_round(float x, int M, uint32_t min_field, float clamp, float nan) {
     NarrowSum s = narrow_sum(x, M, min_field, clamp);
-    return float_of_bits(bits_of_float(s.sum - s.c) | (bits_of_float(x) & 0x80000000u));
+    uint32_t bits = bits_of_float(x), rounded = bits_of_float(s.sum - s.c) | (bits & 0x80000000u);
+    return float_of_bits(is_nan_bits(bits) ? bits_of_float(nan) : rounded);
 }
 
 FORMAT_FN uint32_t narrow_encode(float x, int M, uint32_t min_field, float clamp, int sign_position,
@@ -295,7 +297,7 @@ FORMAT_FN uint32_t narrow_encode(float x, int M, uint32_t min_field, float clamp
 // plus the random bits, carries into whole units just where the fraction and the random number reach 1 together.
 FORMAT_FN uint32_t narrow_encode_stochastic(float x, int M, uint32_t min_field, float clamp, int sign_position,
                                             uint32_t nan_code, uint32_t random, int random_bits) {
-    // The clamp compares patterns, which order as magnitudes do: NaN becomes clamp too, so the conversion sees no NaN.
+    // NaN becomes clamp as in narrow_sum: the conversion to int must not see one
     uint32_t bits = bits_of_float(x) & 0x7fffffffu, limit = bits_of_float(clamp);
     bits = bits < limit ? bits : limit;
     uint32_t field = bits & 0x7f800000u;
@@ -326,14 +328,14 @@ FORMAT_FN float decode_fp16(uint16_t code) {
     return with_sign(x, code >> 15);
 }
 FORMAT_FN float round_fp16(float x) {
-    uint32_t r = bits_of_float(narrow_round(x, 10, 113, 65536.0f));
+    uint32_t r = bits_of_float(narrow_round(x, 10, 113, 65536.0f, NAN));
     // 65536 is where Inf begins
     return float_of_bits((r & 0x7fffffffu) == 0x47800000u ? (r & 0x80000000u) | 0x7f800000u : r);
 }
 
 FORMAT_FN uint8_t encode_e4m3(float x) { return (uint8_t)narrow_encode(x, 3, 121, 448.0f, 7, 0x7fu); }
 FORMAT_FN uint8_t encode_e4m3_nosat(float x) { return (uint8_t)narrow_encode(x, 3, 121, 480.0f, 7, 0x7fu); }
-FORMAT_FN float round_e4m3(float x) { return narrow_round(x, 3, 121, 448.0f); }
+FORMAT_FN float round_e4m3(float x) { return narrow_round(x, 3, 121, 448.0f, NAN); }
 FORMAT_FN float decode_e4m3(uint8_t code) {
     uint32_t c = code & 0x7fu;
     float x = narrow_decode(c, 3, 121, 0x1p-9f);
@@ -342,7 +344,7 @@ FORMAT_FN float decode_e4m3(uint8_t code) {
 
 FORMAT_FN uint8_t encode_e5m2(float x) { return (uint8_t)narrow_encode(x, 2, 113, 57344.0f, 7, 0x7fu); }
 FORMAT_FN uint8_t encode_e5m2_nosat(float x) { return (uint8_t)narrow_encode(x, 2, 113, 65536.0f, 7, 0x7fu); }
-FORMAT_FN float round_e5m2(float x) { return narrow_round(x, 2, 113, 57344.0f); }
+FORMAT_FN float round_e5m2(float x) { return narrow_round(x, 2, 113, 57344.0f, NAN); }
 FORMAT_FN float decode_e5m2(uint8_t code) {
     uint32_t c = code & 0x7fu;
     float x = narrow_decode(c, 2, 113, 0x1p-16f);
@@ -351,7 +353,7 @@ FORMAT_FN float decode_e5m2(uint8_t code) {
 }
 
 FORMAT_FN uint8_t encode_e2m1(float x) { return (uint8_t)narrow_encode(x, 1, 127, 6.0f, 3, 0x7u); }
-FORMAT_FN float round_e2m1(float x) { return is_nan_bits(bits_of_float(x)) ? 6.0f : narrow_round(x, 1, 127, 6.0f); }
+FORMAT_FN float round_e2m1(float x) { return narrow_round(x, 1, 127, 6.0f, 6.0f); }
 FORMAT_FN float decode_e2m1(uint8_t code) {
     return with_sign(narrow_decode(code & 7u, 1, 127, 0.5f), (uint32_t)code >> 3 & 1);
 }

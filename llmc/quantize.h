@@ -139,10 +139,15 @@ static inline QuantSpec quant_spec(ScalingRule scaling, QuantRole role, QuantGem
 // The largest power of two <= x: the mantissa masked away. (x normal and positive)
 FORMAT_FN float quant_floor_pow2(float x) { return float_of_bits(bits_of_float(x) & 0x7f800000u); }
 
+// x, but no more than the largest float. Compares patterns, which order as positive floats do: a loop then vectorises.
+FORMAT_FN float quant_finite(float x) {
+    uint32_t bits = bits_of_float(x);
+    return float_of_bits(bits < 0x7f7fffffu ? bits : 0x7f7fffffu);
+}
+
 // tensor and block: max/amax; 1 for amax 0 or Inf; the largest float where the quotient is Inf.
 FORMAT_FN float quant_scale_tensor(float amax, float format_max, int pow2) {
-    float scale = format_max / amax;
-    scale = scale > FLT_MAX ? FLT_MAX : scale;
+    float scale = quant_finite(format_max / amax);
     scale = amax == 0.0f || amax > FLT_MAX ? 1.0f : scale;
     return pow2 ? quant_floor_pow2(scale) : scale;
 }
@@ -164,19 +169,17 @@ FORMAT_FN uint8_t quant_scale_mx(float amax, float format_max, int ocp) {
 
 // nv, the tensor: what brings amax to the largest element (6) times the largest block scale (448).
 FORMAT_FN float quant_scale_nv_tensor(float amax) {
-    float scale = 2688.0f / amax;
-    scale = scale > FLT_MAX ? FLT_MAX : scale;
+    float scale = quant_finite(2688.0f / amax);
     return amax == 0.0f || scale == 0.0f ? 1.0f : scale;
 }
 // nv, a block: its ue4m3 code, and what its elements are multiplied by: the inverse of the scale *as rounded*. Code 0
 // (a block of next to nothing) gives the largest float; its elements decode to 0 whatever their codes.
 FORMAT_FN uint8_t quant_scale_nv_block(float amax, float tensor_scale) {
     float b = amax * (tensor_scale * (1.0f / 6.0f));
-    return encode_ue4m3(b > FLT_MAX ? FLT_MAX : b);
+    return encode_ue4m3(quant_finite(b));
 }
 FORMAT_FN float quant_encode_nv_block(uint8_t code, float inverse_tensor_scale) {
-    float encode = 1.0f / (decode_ue4m3(code) * inverse_tensor_scale);
-    return encode > FLT_MAX ? FLT_MAX : encode;
+    return quant_finite(1.0f / (decode_ue4m3(code) * inverse_tensor_scale));
 }
 
 // ----------------------------------------------------------------------------------------------------------------
@@ -236,7 +239,7 @@ static inline uint32_t quant_run_amax(const float *in, size_t n, uint64_t *nonfi
     uint32_t amax = 0, bad = 0;
     for (size_t i = 0; i < n; i++) {
         uint32_t bits = bits_of_float(in[i]) & 0x7fffffffu;
-        uint32_t number = bits > 0x7f800000u ? 0 : bits;
+        uint32_t number = bits & (0u - (uint32_t)(bits <= 0x7f800000u));  // a mask: gcc makes a branch of "? 0 :"
         amax = number > amax ? number : amax;
         bad += bits >= 0x7f800000u;
     }
@@ -249,7 +252,7 @@ static inline void quant_column_amax(uint32_t *RESTRICT amax, const float *RESTR
     uint32_t bad = 0;
     for (size_t i = 0; i < n; i++) {
         uint32_t bits = bits_of_float(in[i]) & 0x7fffffffu;
-        uint32_t number = bits > 0x7f800000u ? 0 : bits;
+        uint32_t number = bits & (0u - (uint32_t)(bits <= 0x7f800000u));
         amax[i] = number > amax[i] ? number : amax[i];
         bad += bits >= 0x7f800000u;
     }
@@ -272,17 +275,30 @@ static inline float quant_amax(const float *in, size_t n, uint64_t *nonfinite) {
 // ----------------------------------------------------------------------------------------------------------------
 // Casting
 
+#define QUANT_RANDOM_BLOCKS 64
+
+// Bits of QUANT_RANDOM_BLOCKS Philox blocks, 4 elements each; by lanes first, so that the generator vectorises.
+static inline void quant_random_chunk(uint8_t *RESTRICT random, const QuantSpec *spec, uint64_t first_block) {
+    uint32_t word[4][QUANT_RANDOM_BLOCKS];
+    for (int i = 0; i < QUANT_RANDOM_BLOCKS; i++) {
+        RandBlock block =
+            rand_block(spec->seed, RAND_ROUND_GRAD_FP4, spec->stream, spec->step, first_block + (uint64_t)i);
+        for (int lane = 0; lane < 4; lane++) word[lane][i] = block.word[lane];
+    }
+    for (int i = 0; i < QUANT_RANDOM_BLOCKS; i++)
+        for (int lane = 0; lane < 4; lane++) random[4 * i + lane] = (uint8_t)word[lane][i];
+}
+
 // 8 random bits for each of n elements from `element` on.
 static inline void quant_random(uint8_t *random, const QuantSpec *spec, uint64_t element, size_t n) {
-    size_t i = 0;
-    for (; i < n && (element + i) % 4; i++)
-        random[i] = (uint8_t)rand_u32(spec->seed, RAND_ROUND_GRAD_FP4, spec->stream, spec->step, element + i);
-    for (; i + 4 <= n; i += 4) {
-        RandBlock block = rand_block(spec->seed, RAND_ROUND_GRAD_FP4, spec->stream, spec->step, (element + i) / 4);
-        for (int k = 0; k < 4; k++) random[i + (size_t)k] = (uint8_t)block.word[k];
+    const size_t chunk = 4 * QUANT_RANDOM_BLOCKS;
+    uint8_t bytes[4 * QUANT_RANDOM_BLOCKS];
+    for (uint64_t first = element / chunk * chunk; first < element + n; first += chunk) {
+        quant_random_chunk(bytes, spec, first / 4);
+        uint64_t begin = first > element ? first : element,
+                 end = first + chunk < element + n ? first + chunk : element + n;
+        memcpy(random + (begin - element), bytes + (begin - first), (size_t)(end - begin));
     }
-    for (; i < n; i++)
-        random[i] = (uint8_t)rand_u32(spec->seed, RAND_ROUND_GRAD_FP4, spec->stream, spec->step, element + i);
 }
 
 // A scaled magnitude above this is saturated: it would have rounded beyond max (fp4, whose next value would be 8, by
@@ -303,11 +319,12 @@ QUANT_INLINE void quant_cast(float *RESTRICT values, const float *RESTRICT in, c
                              const float *RESTRICT decode, const uint8_t *RESTRICT random, size_t n,
                              QuantCounts *counts, const FormatId format, const int stochastic, const int per_column) {
     const float limit = quant_saturation_limit(format);
+    const float encode_all = encode[0], decode_all = decode[0];
     uint32_t nonzero = 0, underflow = 0, saturated = 0;
     for (size_t i = 0; i < n; i++) {
-        float x = in[i], scaled = x * encode[per_column ? i : 0];
+        float x = in[i], scaled = x * (per_column ? encode[i] : encode_all);
         float y = stochastic ? quant_round_stochastic(format, scaled, random[i]) : format_round(format, scaled);
-        float value = y * decode[per_column ? i : 0];
+        float value = y * (per_column ? decode[i] : decode_all);
         nonzero += x != 0.0f;
         underflow += (x != 0.0f) & (value == 0.0f);
         saturated += fabsf(scaled) > limit;
@@ -504,7 +521,8 @@ static inline void quant_rows(const QuantJob *job, QuantCounts *total) {
         for (size_t r = 0; r < job->rows; r++) {
             uint32_t amax = quant_run_amax(job->in + r * job->cols, job->cols, &counts.nonfinite);
             float encode, decode;
-            quant_block_scales(job, &amax, &encode, &decode, NULL, 1);
+            uint8_t code;
+            quant_block_scales(job, &amax, &encode, &decode, &code, 1);
             quant_count_block(&counts, amax, encode);
             if (job->out->decode_scales) job->out->decode_scales[r] = decode;
             for (size_t c = 0; c < job->cols; c += QUANT_RUN) {

@@ -3,11 +3,12 @@
 
     pip install ml_dtypes numpy;  python3 dev/reference/formats_reference.py [--cc gcc] [--samples 4000000]
 
-Builds a small shared library from the headers and checks, on random bit patterns, all codes and the neighbourhoods of all
-codes and midpoints:
+Builds a small shared library from the headers and checks, on random bit patterns, all codes and the neighbourhoods of
+all codes and midpoints:
   * casts to bf16, fp16, e4m3, e5m2, e2m1 and e8m0 bit for bit (NaN as "both NaN"; ml_dtypes does not saturate, so
     magnitudes beyond the format's range are clamped first, as with any reference that does not);
   * decoding of every code;
+  * scales and codes of mx and nv blocks, from numpy's float32 arithmetic;
   * a linear layer in e4m3 with tensor scales, quantised by ml_dtypes, multiplied in double and rescaled.
 Prints one line each and ends "N passed, N failed".
 """
@@ -24,19 +25,25 @@ import numpy as np
 SOURCE = r"""
 #include "llmc/quantize.h"
 #define CAST(name, type) \
-    void cast_##name(type *out, const float *in, size_t n) { for (size_t i = 0; i < n; i++) out[i] = encode_##name(in[i]); } \
-    void back_##name(float *out, const type *in, size_t n) { for (size_t i = 0; i < n; i++) out[i] = decode_##name(in[i]); }
+    void cast_##name(type *out, const float *in, size_t n) { \
+        for (size_t i = 0; i < n; i++) out[i] = encode_##name(in[i]); \
+    } \
+    void back_##name(float *out, const type *in, size_t n) { \
+        for (size_t i = 0; i < n; i++) out[i] = decode_##name(in[i]); \
+    }
 CAST(bf16, uint16_t)
 CAST(fp16, uint16_t)
 CAST(e4m3, uint8_t)
 CAST(e5m2, uint8_t)
 CAST(e2m1, uint8_t)
 CAST(e8m0, uint8_t)
-float tensor_codes(uint8_t *codes, const float *in, size_t rows, size_t cols) {
+// recipe 0: tensor, 1: mx, 2: nv, as fprop casts x
+float operand_codes(int recipe, uint8_t *codes, uint8_t *scales, const float *in, size_t rows, size_t cols) {
+    static const ScalingRule rules[] = {SCALING_TENSOR, SCALING_MX, SCALING_NV};
     QuantOptions options = quant_default_options(0);
-    QuantSpec spec = quant_spec(SCALING_TENSOR, QUANT_X, GEMM_FPROP, &options, 0, 0);
+    QuantSpec spec = quant_spec(rules[recipe], QUANT_X, GEMM_FPROP, &options, 0, 0);
     QuantResult result;
-    quantize_codes(codes, NULL, NULL, &result, in, rows, cols, &spec, NULL);
+    quantize_codes(codes, NULL, scales, &result, in, rows, cols, &spec, NULL);
     return result.decode;
 }
 """
@@ -70,7 +77,7 @@ def build(cc):
     subprocess.check_call([cc, "-std=gnu11", "-I" + root, "-O2", "-ffp-contract=off", "-Wno-unknown-pragmas", "-shared",
                            "-fPIC", source, "-o", library, "-lm"])
     handle = ctypes.CDLL(library)
-    handle.tensor_codes.restype = ctypes.c_float
+    handle.operand_codes.restype = ctypes.c_float
     return handle
 
 
@@ -119,13 +126,44 @@ def check_e8m0(library):
     report("decode and encode e8m0", same.all() and (again == every).all(), "256 codes")
 
 
+def operand_codes(library, recipe, x, block):
+    codes, scales = np.empty(x.shape, np.uint8), np.empty((x.shape[0], max(x.shape[1] // block, 1)), np.uint8)
+    decode = library.operand_codes(recipe, pointer(codes), pointer(scales), pointer(x), ctypes.c_size_t(x.shape[0]),
+                                   ctypes.c_size_t(x.shape[1]))
+    return codes, scales, decode
+
+
+def check_blocks(library):
+    """mx and nv scales and codes from numpy's float32 arithmetic."""
+    rng = np.random.default_rng(3)
+    f32, e4m3 = np.float32, ml_dtypes.float8_e4m3fn
+    x = rng.standard_normal((256, 1024), dtype=f32) * np.exp2(rng.integers(-12, 12, (256, 1024))).astype(f32)
+    blocks = x.reshape(256, 32, 32)
+    amax = np.abs(blocks).max(2, keepdims=True)
+    exponent = np.ceil(np.log2(amax.astype(np.float64) / 448)).astype(np.int64)
+    expected = (blocks * np.exp2(-exponent).astype(f32)).astype(e4m3).view(np.uint8).reshape(x.shape)
+    codes, scales, _ = operand_codes(library, 1, x, 32)
+    equal = (codes == expected).all() and (scales == exponent[:, :, 0] + 127).all()
+    report("mx blocks", equal, f"{scales.size} blocks")
+    blocks = x.reshape(256, 64, 16)
+    amax = np.abs(blocks).max(2, keepdims=True)
+    tensor = f32(2688) / np.abs(x).max()
+    scale = np.minimum(amax * (tensor * (f32(1) / f32(6))), f32(448)).astype(e4m3)
+    with np.errstate(divide="ignore"):
+        encode = np.minimum(f32(1) / (scale.astype(f32) * (f32(1) / tensor)), np.finfo(f32).max)
+    with np.errstate(over="ignore"):
+        expected = np.clip(blocks * encode, -6, 6).astype(ml_dtypes.float4_e2m1fn).view(np.uint8).reshape(x.shape)
+    codes, scales, _ = operand_codes(library, 2, x, 16)
+    equal = (codes == expected).all() and (scales == scale.view(np.uint8)[:, :, 0]).all()
+    report("nv blocks", equal, f"{scales.size} blocks")
+
+
 def check_linear(library):
     rng = np.random.default_rng(2)
     operands = [rng.standard_normal((96, 1024), dtype=np.float32), rng.standard_normal((64, 1024), dtype=np.float32)]
     ours, theirs, codes_equal = [], [], True
     for x in operands:
-        codes = np.empty(x.shape, np.uint8)
-        decode = library.tensor_codes(pointer(codes), pointer(x), ctypes.c_size_t(x.shape[0]), ctypes.c_size_t(x.shape[1]))
+        codes, _, decode = operand_codes(library, 0, x, x.shape[1])
         ours.append(codes.view(ml_dtypes.float8_e4m3fn).astype(np.float64) * decode)
         scale = np.float32(448) / np.abs(x).max()
         cast = np.clip(x * scale, -448, 448).astype(ml_dtypes.float8_e4m3fn)
@@ -145,6 +183,7 @@ def main():
     library = build(options.cc)
     check_casts(library, options.samples)
     check_e8m0(library)
+    check_blocks(library)
     check_linear(library)
     print(f"{passed} passed, {failed} failed")
     return failed != 0

@@ -126,6 +126,13 @@ TEST(edge_scales) {
           "nv");
     CHECK(quant_scale_nv_block(inf, 1.0f) == 0x7e && quant_scale_nv_block(0.0f, 1.0f) == 0, "nv block");
     CHECK(quant_encode_nv_block(0, 1.0f) == FLT_MAX, "nv block of scale 0");
+    // where another order of the products, or a division for a product, gives other bits
+    CHECK(quant_scale_nv_block(float_of_bits(0x42b6cdffu), float_of_bits(0x3ff3ab80u)) == 0x5f &&
+              quant_scale_nv_block(float_of_bits(0x425cb78au), float_of_bits(0x40043940u)) == 0x5a,
+          "nv block: order of products");
+    CHECK(bits_of_float(quant_encode_nv_block(0x45, 1.0f / float_of_bits(0x409b3333u))) == 0x3fbf03f1u &&
+              bits_of_float(quant_encode_nv_block(0x49, 1.0f / float_of_bits(0x40ca8f5cu))) == 0x3fb40da8u,
+          "nv encode scale: order of products");
     float smallest = 1.0f / FLT_MAX;
     CHECK(smallest > 0 && smallest < FLT_MIN, "the decode scale of the largest scale is subnormal: %g", smallest);
 }

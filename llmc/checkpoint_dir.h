@@ -345,10 +345,11 @@ static inline int checkpoint_best(const char *out, uint64_t *step) {
     return checkpoint_parse_name(target, step, &rest) && !*rest;
 }
 
-// The newest complete checkpoint of `out`, every file's checksum verified: OK with its folder in `dir`
-// (SAFE_PATH_BYTES) and its step. NONE, or WEIGHTS_ONLY where the only candidates are without training state.
+// The newest complete checkpoint of `out` of a step up to `last`, every file's checksum verified: OK with its folder in
+// `dir` (SAFE_PATH_BYTES) and its step. NONE; or WEIGHTS_ONLY or DAMAGED where there are candidates, but none is sound.
 // `message` gets one line for each newer one that was passed over, and why.
-static inline int checkpoint_latest(const char *out, char *dir, uint64_t *step, Message *message) {
+static inline int checkpoint_latest_until(const char *out, uint64_t last, char *dir, uint64_t *step,
+                                          Message *message) {
     CheckpointList list;
     size_t buffer_bytes = (size_t)1 << 20;
     char *buffer = (char *)checked_calloc(buffer_bytes, 1, "reading checkpoints");
@@ -359,6 +360,7 @@ static inline int checkpoint_latest(const char *out, char *dir, uint64_t *step, 
         char name[64];
         Message why;
         uint64_t inside = 0;
+        if (list.steps[i] > last) continue;
         message_clear(&why);
         checkpoint_step_name(name, list.steps[i]);
         int code =
@@ -370,11 +372,17 @@ static inline int checkpoint_latest(const char *out, char *dir, uint64_t *step, 
         if (code == CHECKPOINT_OK) *step = inside;
         else message_add(message, "passed over %s: %s", name, why.text);
         if (code == CHECKPOINT_OK || code == CHECKPOINT_WEIGHTS_ONLY) result = code;
+        else if (result == CHECKPOINT_NONE) result = CHECKPOINT_DAMAGED;
     }
     if (result != CHECKPOINT_OK) dir[0] = 0;
     free(list.steps);
     free(buffer);
     return result;
+}
+
+// The newest of all.
+static inline int checkpoint_latest(const char *out, char *dir, uint64_t *step, Message *message) {
+    return checkpoint_latest_until(out, UINT64_MAX, dir, step, message);
 }
 
 // Removes older checkpoints after `newest` was saved: all but the last `keep` complete ones (0 keeps all), steps that

@@ -42,6 +42,7 @@ typedef struct {
     char *path;
     uint64_t kept, dropped;  // lines of the earlier run, when resuming
     double seconds;          // time_s of the last kept one
+    char hint[160];          // ends the message when a line cannot be written: what is safe all the same
 } RunLog;
 
 // A record with no values yet.
@@ -78,6 +79,26 @@ static inline size_t run_log_format(char *line, const RunRecord *record) {
     return (size_t)n;
 }
 
+// The values of one line that run_log_line_step() found whole: what run_log_format() makes the same line of again.
+static inline RunRecord run_log_line_values(const char *line, size_t bytes) {
+    RunRecord record = run_record(0, 0);
+    Json json;
+    if (json_parse(&json, line, bytes)) {
+        const JsonNode *root = json_root(&json), *node;
+        json_u64(json_get(&json, root, "step"), &record.step);
+        json_u64(json_get(&json, root, "tokens"), &record.tokens);
+#define X(name)                                                                               \
+    if ((node = json_get(&json, root, #name)) != NULL) {                                      \
+        record.has_##name = 1;                                                                \
+        if (!json_double(node, &record.name)) record.name = NAN; /* null */                   \
+    }
+        RUN_LOG_VALUES(X)
+#undef X
+    }
+    json_free(&json);
+    return record;
+}
+
 // The step of one line, and its time_s in *seconds (0 where it has none); 1 if the line is one whole JSON object with a
 // whole number "step", else 0.
 static inline int run_log_line_step(const char *line, size_t bytes, uint64_t *step, double *seconds) {
@@ -91,8 +112,10 @@ static inline int run_log_line_step(const char *line, size_t bytes, uint64_t *st
 }
 
 // Copies the lines of `from` with step <= last_step to `to`, byte for byte; counts the others. A line without its
-// newline was torn by a crash and is dropped like one that is no JSON object.
-static inline void run_log_copy(RunLog *log, FILE *from, FILE *to, const char *to_path, uint64_t last_step) {
+// newline was torn by a crash and is dropped like one that is no JSON object. With `taken` the line of last_step itself
+// goes there instead.
+static inline void run_log_copy(RunLog *log, FILE *from, FILE *to, const char *to_path, uint64_t last_step,
+                                RunRecord *taken) {
     char *line = NULL;
     size_t capacity = 0;
     ssize_t bytes;
@@ -100,7 +123,10 @@ static inline void run_log_copy(RunLog *log, FILE *from, FILE *to, const char *t
         uint64_t step;
         double seconds;
         int whole = line[bytes - 1] == '\n' && run_log_line_step(line, (size_t)bytes - 1, &step, &seconds);
-        if (whole && step <= last_step) {
+        if (whole && taken && step == last_step) {
+            *taken = run_log_line_values(line, (size_t)bytes - 1);
+            log->seconds = seconds;
+        } else if (whole && step <= last_step) {
             file_write(to, line, (size_t)bytes, to_path);
             log->kept++;
             log->seconds = seconds;
@@ -114,7 +140,7 @@ static inline void run_log_copy(RunLog *log, FILE *from, FILE *to, const char *t
 
 // Rewrites an existing log without what lies beyond `last_step`: written beside, synced, then renamed, so that a crash
 // leaves the old file or the new one. A missing file is no error.
-static inline void run_log_cut(RunLog *log, uint64_t last_step) {
+static inline void run_log_cut(RunLog *log, uint64_t last_step, RunRecord *taken) {
     FILE *from = fopen(log->path, "r");
     if (!from && errno == ENOENT) return;
     if (!from) die("cannot open '%s' for reading: %s", log->path, strerror(errno));
@@ -122,7 +148,7 @@ static inline void run_log_cut(RunLog *log, uint64_t last_step) {
     char *beside = (char *)checked_calloc(length, 1, "a file name");
     snprintf(beside, length, "%s.tmp", log->path);
     FILE *to = file_open(beside, "w");
-    run_log_copy(log, from, to, beside, last_step);
+    run_log_copy(log, from, to, beside, last_step, taken);
     fclose(from);
     if (fflush(to) != 0 || fsync(fileno(to)) != 0) die("cannot finish writing '%s': %s", beside, strerror(errno));
     file_close(to, beside);
@@ -139,19 +165,25 @@ static inline void run_log_open(RunLog *log, const char *path) {
 
 // Continues the log of a run resumed after `last_step`: its lines with step <= last_step stay byte for byte (counted in
 // log->kept), all others go (log->dropped), and new lines are appended. Starts a new log where there is none.
-static inline void run_log_resume(RunLog *log, const char *path, uint64_t last_step) {
+// With `unfinished` (may be NULL) the line of last_step is taken out and its values are put there: the step was
+// interrupted before all of them were known, and the caller will write the line again.
+static inline void run_log_resume_step(RunLog *log, const char *path, uint64_t last_step, RunRecord *unfinished) {
     memset(log, 0, sizeof *log);
     log->path = checked_strdup(path);
-    run_log_cut(log, last_step);
+    run_log_cut(log, last_step, unfinished);
     log->file = file_open(path, "a");
+}
+
+static inline void run_log_resume(RunLog *log, const char *path, uint64_t last_step) {
+    run_log_resume_step(log, path, last_step, NULL);
 }
 
 // Appends one line: one write, flushed. A full disk ends the program: what follows could not be saved either.
 static inline void run_log_write(RunLog *log, const RunRecord *record) {
     char line[1024];
     size_t bytes = run_log_format(line, record);
-    file_write(log->file, line, bytes, log->path);
-    if (fflush(log->file) != 0) die("cannot write to '%s': %s", log->path, strerror(errno));
+    if (fwrite(line, 1, bytes, log->file) != bytes || fflush(log->file) != 0)
+        die("cannot write to '%s': %s%s", log->path, strerror(errno), log->hint);
 }
 
 static inline void run_log_close(RunLog *log) {

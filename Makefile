@@ -9,12 +9,16 @@
 
 DEVICE    ?= cpu
 PRECISION ?= fp32
+MASTER    ?= fp32
+MOMENTS   ?= fp32
 OPENMP    ?= auto
 PCRE2     ?= auto
 SANITIZE  ?= 0
 NVCC      ?= nvcc
 CUDA_ARCH ?=
 TESTS     ?=
+LLMC      ?=
+PYTHON    ?= python3
 RUN_OUT   ?=
 RUN_OPTIONS ?= --batch 8 --seq 128 --steps 1500 --lr 2e-3 --val-every 250 --sample-every 500 --checkpoint-every 500
 
@@ -41,15 +45,24 @@ COMPILES := $(filter-out help clean format check-headers,$(GOALS))
 # Which configuration
 
 DEVICES    := cpu
-PRECISIONS := fp32
+PRECISIONS := fp32 tf32 bf16 fp16 fp8-delayed fp8-current fp8-row fp8-block mxfp8 nvfp4
+MASTERS    := fp32 kahan stochastic nearest
+MOMENTSES  := fp32 bf16 bf16sr
 one_of = $(if $(and $(filter 1,$(words $(2))),$(filter $(3),$(2))),,$(error $(1)=$(2) is not one of: $(3)))
 $(call one_of,DEVICE,$(DEVICE),$(DEVICES))
 $(call one_of,PRECISION,$(PRECISION),$(PRECISIONS))
+$(call one_of,MASTER,$(MASTER),$(MASTERS))
+$(call one_of,MOMENTS,$(MOMENTS),$(MOMENTSES))
+ifneq ($(MASTER),fp32)
+ifneq ($(PRECISION),bf16)
+$(error MASTER=$(MASTER) keeps the weights in bf16 without an fp32 master: it goes with PRECISION=bf16, not $(PRECISION))
+endif
+endif
 $(call one_of,OPENMP,$(OPENMP),auto 1 0)
 $(call one_of,PCRE2,$(PCRE2),auto 1 0)
 $(call one_of,SANITIZE,$(SANITIZE),0 1)
 
-NAME := $(DEVICE)-$(PRECISION)$(if $(filter 1,$(SANITIZE)),-sanitize)
+NAME := $(DEVICE)-$(PRECISION)$(if $(filter-out fp32,$(MASTER)),-$(MASTER))$(if $(filter-out fp32,$(MOMENTS)),-m$(MOMENTS))$(if $(filter 1,$(SANITIZE)),-sanitize)
 B    := build/$(NAME)
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -117,7 +130,8 @@ else
 CFLAGS ?= -O3 $(NATIVE)
 endif
 BASE_FLAGS := -std=gnu11 -I. -ffp-contract=off -fno-math-errno -fno-trapping-math -Wall -Wextra -Werror \
-              $(if $(OPENMP_FLAGS),,-Wno-unknown-pragmas) -DBUILD_NAME=$(NAME)
+              $(if $(OPENMP_FLAGS),,-Wno-unknown-pragmas) -DBUILD_NAME=$(NAME) \
+              -DPRECISION_$(subst -,_,$(PRECISION)) -DMASTER_$(MASTER) -DMOMENTS_$(MOMENTS)
 ALL_FLAGS  := $(BASE_FLAGS) $(OPENMP_FLAGS) $(PCRE2_FLAGS) $(SANITIZE_FLAGS) $(CFLAGS)
 ALL_LIBS   := $(LDFLAGS) $(PCRE2_LIBS) -lm
 COMPILER   := $(CC) $(if $(COMPILES),$(shell $(CC) -dumpfullversion -dumpversion 2>/dev/null))
@@ -208,6 +222,7 @@ test-exhaustive: $(addprefix $(B)/,$(EXHAUSTIVE))
 
 bench: $(PROGRAMS) $(addprefix $(B)/,$(BENCHES))
 	@set -e; for bench in $(BENCHES); do echo "== $$bench"; BUILD=$(B) $(B)/$$bench; done
+	@LLMC="$(LLMC)" PYTHON="$(PYTHON)" sh dev/bench/peers.sh
 
 check-headers:
 	@sh dev/test/check_headers.sh
@@ -226,13 +241,16 @@ Targets
   test-exhaustive  what takes minutes: every fast number conversion on all 2^32 floats
   test_gpt       build ./test_gpt, the trainer against reference numbers
   data           the embedded dataset, data/self_train_000000.bin and data/self_val_000000.bin
-  bench          build and run dev/bench/*.c
+  bench          whole steps and kernels as shares of this machine's peak; other trainers beside them:
+                 LLMC=/path/to/llm.c PYTHON=/path/to/python-with-torch
   check-headers  compile each llmc/*.h alone, twice and in two linked files, as C11 and C++17
   format         clang-format on every source file
   clean          remove everything built
 Variables (now)
   DEVICE=$(DEVICE)        one of: $(DEVICES)
   PRECISION=$(PRECISION)    one of: $(PRECISIONS)
+  MASTER=$(MASTER)       one of: $(MASTERS); all but fp32 keep bf16 weights only (nearest: a negative control)
+  MOMENTS=$(MOMENTS)      one of: $(MOMENTSES); how AdamW's moments are stored
   CC=$(CC) CXX=$(CXX)   compilers
   CFLAGS=...        replaces -O3 -march=native; what the numbers rely on is added to it
   OPENMP=$(OPENMP) PCRE2=$(PCRE2)   auto: use if found; 1: stop if missing; 0: do without

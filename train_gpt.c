@@ -39,11 +39,15 @@ typedef struct Model {
     size_t decode_T;   // positions a generated text may have
 
     ParameterInfo table[GPT_PARAMETER_COUNT];
-    size_t parameter_elems;  // of one arena of parameters, padding included
-    Parameters weights, grads, m, v;
+    size_t parameter_elems;    // of one arena of parameters, padding included
+    Parameters weights;        // as kernels read them, in the policy's weight format
+    Parameters grads;
+    void *masters;             // the authoritative weights, fp32 or bf16 codes; weights' own memory where that is fp32
+    uint16_t *kahan;           // their compensation, bf16 codes; NULL without
+    void *m, *v;               // AdamW's moments, fp32 or bf16 codes; all four laid out as the weights are
     Activations acts;
     Workspace work;
-    Arena weights_arena, grads_arena, moments_arena, acts_arena, work_arena;
+    Arena weights_arena, masters_arena, grads_arena, moments_arena, acts_arena, work_arena;
 
     const int32_t *inputs;  // of the forward pass the next backward pass belongs to
     size_t B, T;            // its shape
@@ -64,6 +68,9 @@ static float *at_layer(float *base, size_t layer, size_t elems) { return base + 
 // ----------------------------------------------------------------------------------------------------------------
 // Memory
 
+#define MASTER_BYTES (BUILD_MASTER_RULE == MASTER_RULE_FP32 ? sizeof(float) : sizeof(uint16_t))
+#define MOMENT_BYTES (BUILD_MOMENTS_RULE == MOMENTS_RULE_FP32 ? sizeof(float) : sizeof(uint16_t))
+
 // Hands out (or, while planning, counts) every buffer. The one place that knows what a run needs.
 static void model_lay_out(Model *model) {
     const GPTConfig *config = &model->config;
@@ -73,13 +80,14 @@ static void model_lay_out(Model *model) {
     model->parameter_elems = parameter_table(config, model->table);
     base = (float *)arena_take(&model->weights_arena, model->parameter_elems, sizeof(float));
     if (base) parameters_point(&model->weights, base, model->table);
+    model->masters = base;
+    if (BUILD_WEIGHTS_COPIED) model->masters = arena_take(&model->masters_arena, model->parameter_elems, MASTER_BYTES);
+    if (BUILD_MASTER_RULE == MASTER_RULE_KAHAN)
+        model->kahan = (uint16_t *)arena_take(&model->masters_arena, model->parameter_elems, sizeof(uint16_t));
     base = (float *)arena_take(&model->grads_arena, model->parameter_elems, sizeof(float));
     if (base) parameters_point(&model->grads, base, model->table);
-    base = (float *)arena_take(&model->moments_arena, 2 * model->parameter_elems, sizeof(float));
-    if (base) {
-        parameters_point(&model->m, base, model->table);
-        parameters_point(&model->v, base + model->parameter_elems, model->table);
-    }
+    model->m = arena_take(&model->moments_arena, model->parameter_elems, MOMENT_BYTES);
+    model->v = arena_take(&model->moments_arena, model->parameter_elems, MOMENT_BYTES);
     activations_take(&model->acts, &model->acts_arena, config, &model->shape);
 
     Arena *work = &model->work_arena;
@@ -93,42 +101,56 @@ static void model_lay_out(Model *model) {
     model->work.token = (float *)arena_take(work, 16 * C, sizeof(float));
 }
 
-static size_t model_arenas(Model *model, Arena *arenas[5]) {
-    Arena *all[5] = {&model->weights_arena, &model->grads_arena, &model->moments_arena, &model->acts_arena,
-                     &model->work_arena};
-    for (size_t i = 0; i < 5; i++) arenas[i] = all[i];
-    return 5;
+// The arenas, those of no size left out.
+static size_t model_arenas(Model *model, Arena *arenas[6]) {
+    Arena *all[6] = {&model->weights_arena, &model->masters_arena, &model->grads_arena,
+                     &model->moments_arena, &model->acts_arena,    &model->work_arena};
+    size_t n = 0;
+    for (size_t i = 0; i < 6; i++)
+        if (i != 1 || BUILD_WEIGHTS_COPIED) arenas[n++] = all[i];
+    return n;
 }
 
 // Works out the memory of a model without asking for any: afterwards each arena's used_bytes is what it will take.
 static void model_plan(Model *model, const GPTConfig *config, const BatchShape *shape, size_t decode_T) {
-    static const char *const names[5] = {"weights", "gradients", "AdamW moments", "activations", "workspace"};
-    Arena *arenas[5];
     memset(model, 0, sizeof *model);
     model->config = *config;
     model->shape = *shape;
     model->decode_T = decode_T;
-    for (size_t i = 0, n = model_arenas(model, arenas); i < n; i++) arenas[i]->name = names[i];
+    model->weights_arena.name = BUILD_WEIGHTS_COPIED ? "working weights" : "weights";
+    model->masters_arena.name = "master weights";
+    model->grads_arena.name = "gradients";
+    model->moments_arena.name = "AdamW moments";
+    model->acts_arena.name = "activations";
+    model->work_arena.name = "workspace";
     model_lay_out(model);
 }
 
 // Allocates what model_plan() planned. All zero; model_init_weights() or model_set() give it numbers.
 static void model_create(Model *model) {
-    Arena *arenas[5];
+    Arena *arenas[6];
     for (size_t i = 0, n = model_arenas(model, arenas); i < n; i++) arena_allocate(arenas[i]);
     model_lay_out(model);
 }
 
 static void model_destroy(Model *model) {
-    Arena *arenas[5];
+    Arena *arenas[6];
     for (size_t i = 0, n = model_arenas(model, arenas); i < n; i++) arena_free(arenas[i]);
 }
 
+// The authoritative weights were loaded or made: the working copies follow.
+static void model_weights_changed(Model *model) {
+    if (BUILD_WEIGHTS_COPIED)
+        adamw_refresh((float *)model->weights_arena.base, model->masters, model->parameter_elems, BUILD_MASTER_RULE);
+}
+
 // GPT-2's initialisation: normal(0, 0.02), the two projections into the residual stream scaled by 1/sqrt(2 L).
-// Each tensor has its own random stream, so a tensor's numbers do not depend on the others.
+// Each tensor has its own random stream, so a tensor's numbers do not depend on the others. The same numbers in every
+// precision, in fp32; weights without an fp32 master start as their nearest bf16.
 static void model_init_weights(Model *model, uint64_t seed) {
     float residual_std = (float)(0.02 / sqrt(2.0 * (double)model->config.L));
-    float *base = (float *)model->weights_arena.base;
+    int has_fp32 = BUILD_MASTER_RULE == MASTER_RULE_FP32;
+    float *base = has_fp32 ? (float *)model->masters : (float *)model->weights_arena.base;
     for (size_t i = 0; i < GPT_PARAMETER_COUNT; i++) {
         const ParameterInfo *info = &model->table[i];
         float *data = base + info->offset_elems;
@@ -138,7 +160,9 @@ static void model_init_weights(Model *model, uint64_t seed) {
         for (size_t e = 0; info->init == INIT_ONE && e < elems; e++) data[e] = 1.0f;
     }
     size_t V = model->config.V, C = model->config.C;  // padding rows stay zero for ever
-    memset(model->weights.wte + V * C, 0, (model->config.Vp - V) * C * sizeof(float));
+    memset(base + V * C, 0, (model->config.Vp - V) * C * sizeof(float));  // wte is the first tensor
+    if (!has_fp32) adamw_encode((uint16_t *)model->masters, base, model->parameter_elems);
+    model_weights_changed(model);
 }
 
 // ----------------------------------------------------------------------------------------------------------------
@@ -342,23 +366,33 @@ static void model_update(Model *model, const AdamWHyper *hyper) {
         AdamWHyper tensor_hyper = *hyper;
         if (!info->decay) tensor_hyper.weight_decay = 0.0f;
         size_t offset = info->offset_elems;
-        adamw_update((float *)model->weights_arena.base + offset, (float *)model->moments_arena.base + offset,
-                     (float *)model->moments_arena.base + model->parameter_elems + offset,
-                     (float *)model->grads_arena.base + offset, parameter_elems(info), &tensor_hyper);
+        float *working = (float *)model->weights_arena.base + offset;
+        AdamWTensor tensor = {(char *)model->masters + offset * MASTER_BYTES,
+                              model->kahan ? model->kahan + offset : NULL,
+                              BUILD_WEIGHTS_COPIED ? working : NULL,
+                              (char *)model->m + offset * MOMENT_BYTES,
+                              (char *)model->v + offset * MOMENT_BYTES,
+                              (float *)model->grads_arena.base + offset,
+                              parameter_elems(info),
+                              (uint32_t)i};
+        adamw_update_tensor(&tensor, &tensor_hyper, BUILD_MASTER_RULE, BUILD_MOMENTS_RULE);
     }
 }
 
 // ----------------------------------------------------------------------------------------------------------------
 // Access by the shared loop: checkpoints, failures, sampling
 
-// Lists the tensors a checkpoint holds; returns how many: 3 * checkpoint_parameter_tensors().
+// Lists the tensors a checkpoint holds; returns how many: at most 4 * checkpoint_parameter_tensors().
 static size_t model_checkpoint_list(Model *model, CheckpointTensor *list) {
     const GPTConfig *config = &model->config;
-    float *moments = (float *)model->moments_arena.base;
-    size_t n = checkpoint_parameters(list, config, model->weights_arena.base, CHECKPOINT_IN_MODEL, "transformer.", ST_F32);
-    n += checkpoint_parameters(list + n, config, moments, CHECKPOINT_IN_STATE, "m.transformer.", ST_F32);
-    n += checkpoint_parameters(list + n, config, moments + model->parameter_elems, CHECKPOINT_IN_STATE,
-                               "v.transformer.", ST_F32);
+    int master_type = BUILD_MASTER_RULE == MASTER_RULE_FP32 ? ST_F32 : ST_BF16;
+    int moment_type = BUILD_MOMENTS_RULE == MOMENTS_RULE_FP32 ? ST_F32 : ST_BF16;
+    size_t n = checkpoint_parameters(list, config, model->masters, CHECKPOINT_IN_MODEL, "transformer.", master_type);
+    n += checkpoint_parameters(list + n, config, model->m, CHECKPOINT_IN_STATE, "m.transformer.", moment_type);
+    n += checkpoint_parameters(list + n, config, model->v, CHECKPOINT_IN_STATE, "v.transformer.", moment_type);
+    if (!model->kahan) return n;
+    size_t end = n + checkpoint_parameters(list + n, config, model->kahan, CHECKPOINT_IN_STATE, "c.transformer.", ST_BF16);
+    for (; n < end; n++) list[n].optional = 1;  // a run that had masters has none: it starts at zero
     return n;
 }
 

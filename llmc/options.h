@@ -7,7 +7,8 @@
 //
 // --name value, --name=value, --flag, --no-flag (also --flag=0, --flag 1), and llm.c's short names, of which a flag
 // takes a 0 or 1 too (-y 1). The last of several wins. A wrong option or value ends the program with exit code 2
-// before anything else has happened. Only options that do something in this build exist.
+// before anything else has happened. One table serves every build: an option without effect in this build is refused
+// (precision_options.h).
 #ifndef LLMC_OPTIONS_H
 #define LLMC_OPTIONS_H
 
@@ -15,6 +16,7 @@
 
 #include "config.h"
 #include "json.h"
+#include "precision.h"
 
 #define TRAIN_GPT_VERSION "0.1"
 
@@ -88,6 +90,20 @@
       "Z", "skip a step whose loss is so many deviations high; 0: never")                                              \
     X(OPTIMIZER,  "skip-grad-z", "sg",        REAL,  skip_grad_z,        0, RANGE(0, 1e6), WEIGHTS,                    \
       "Z", "the same for the gradient norm")                                                                           \
+    X(PRECISION,  "loss-scale", NULL,         TEXT,  loss_scale,         "dynamic", ANY, WEIGHTS,                      \
+      "S", "fp16: dynamic, or a fixed power of two")                                                                   \
+    X(PRECISION,  "loss-scale-start", NULL,   REAL,  loss_scale_start,   65536, RANGE(1e-30, 1e30), WEIGHTS,           \
+      "S", "fp16: what dynamic scaling starts with")                                                                   \
+    X(PRECISION,  "loss-scale-interval", NULL, COUNT, loss_scale_interval, 2000, RANGE(1, OPTION_MAX_COUNT), WEIGHTS,  \
+      "STEPS", "fp16: good steps in a row before the scale doubles")                                                   \
+    X(PRECISION,  "loss-scale-min", NULL,     REAL,  loss_scale_min,     1, RANGE(1e-30, 1e30), WEIGHTS,               \
+      "S", "fp16: dynamic scaling's floor")                                                                            \
+    X(PRECISION,  "loss-scale-max", NULL,     REAL,  loss_scale_max,     16777216, RANGE(1e-30, 1e30), WEIGHTS,        \
+      "S", "fp16: dynamic scaling's ceiling")                                                                          \
+    X(PRECISION,  "max-skips", NULL,          COUNT, max_skips,          50, RANGE(1, OPTION_MAX_COUNT), BESIDE,       \
+      "N", "the run ends after so many skipped steps in a row")                                                        \
+    X(PRECISION,  "tf32-round", NULL,         TEXT,  tf32_round,         "rna",                                        \
+      CHOICES("rna|rz"), WEIGHTS, "HOW", "tf32: products read operands to nearest, or cut")                            \
     X(EVALUATION, "val-every", "v",           COUNT, val_every,          100, RANGE(0, OPTION_MAX_COUNT), BESIDE,      \
       "STEPS", "validate this often, and at the end; 0: never")                                                        \
     X(EVALUATION, "val-steps", "m",           COUNT, val_steps,          20, RANGE(0, OPTION_MAX_COUNT), BESIDE,       \
@@ -124,6 +140,8 @@
       NULL, "train on the first batch over and over")                                                                  \
     X(DEBUGGING,  "dry-run", NULL,            FLAG,  dry_run,            0, ANY, THIS_CALL,                            \
       NULL, "print the plan of memory and data, then stop")                                                            \
+    X(DEBUGGING,  "print-policy", NULL,       FLAG,  print_policy,       0, ANY, THIS_CALL,                            \
+      NULL, "print which tensor has which format in this build and stop")                                              \
     X(DEBUGGING,  "version", NULL,            FLAG,  version,            0, ANY, THIS_CALL,                            \
       NULL, "print the version and stop")                                                                              \
     X(DEBUGGING,  "help", NULL,               FLAG,  help,               0, ANY, THIS_CALL,                            \
@@ -158,8 +176,8 @@ typedef struct {
 typedef enum { OPTION_TEXT_TYPE, OPTION_COUNT_TYPE, OPTION_REAL_TYPE, OPTION_FLAG_TYPE } OptionType;
 enum { OPTION_THIS_CALL, OPTION_BESIDE, OPTION_WEIGHTS };
 // clang-format off
-enum { GROUP_DATA, GROUP_MODEL, GROUP_BATCH, GROUP_OPTIMIZER, GROUP_EVALUATION, GROUP_CHECKPOINTS, GROUP_DEVICES,
-       GROUP_DEBUGGING, GROUP_COUNT };
+enum { GROUP_DATA, GROUP_MODEL, GROUP_BATCH, GROUP_OPTIMIZER, GROUP_PRECISION, GROUP_EVALUATION, GROUP_CHECKPOINTS,
+       GROUP_DEVICES, GROUP_DEBUGGING, GROUP_COUNT };
 // clang-format on
 
 typedef struct {
@@ -374,8 +392,8 @@ static inline void foreign_option_check(const ForeignOption *foreign, const char
 // --help and --version
 
 static inline void options_help(FILE *out, const char *program) {
-    static const char *const titles[GROUP_COUNT] = {"Data",       "Model",       "Batch",   "Optimizer",
-                                                    "Evaluation", "Checkpoints", "Devices", "Debugging"};
+    static const char *const titles[GROUP_COUNT] = {"Data",      "Model",      "Batch",       "Optimizer", "Precision",
+                                                    "Evaluation", "Checkpoints", "Devices",   "Debugging"};
     Options defaults;
     options_defaults(&defaults);
     fprintf(out, "Usage: %s [options]     trains a GPT on token files (data/tokenize makes them)\n", program);
@@ -401,6 +419,11 @@ static inline void options_help(FILE *out, const char *program) {
 #ifndef BUILD_NAME
 #define BUILD_NAME unnamed
 #endif
+
+static inline void print_build_policy(void) {
+    PrecisionPolicy policy = build_policy();
+    precision_print(stdout, &policy);
+}
 
 // "train_gpt 0.1 (cpu-fp32)": the version, and the configuration the Makefile built.
 static inline const char *options_version(void) {
@@ -439,6 +462,7 @@ static inline void option_show_and_exit(const OptionInfo *info, const char *prog
     int row = (int)(info - option_table());
     if (row == OPTION_help) options_help(stdout, program);
     else if (row == OPTION_version) puts(options_version());
+    else if (row == OPTION_print_policy) print_build_policy();
     else return;
     exit(fflush(stdout) == 0 ? 0 : 1);
 }

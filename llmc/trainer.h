@@ -7,6 +7,7 @@
 //     model_arenas(m, arenas)                  the arenas, for the memory plan
 //     model_create(m), model_destroy(m)        allocate, free
 //     model_init_weights(m, seed)              GPT-2's random start
+//     model_weights_changed(m)                 weights were loaded: working copies follow
 //     model_forward(m, inputs, targets, B, T, dloss)   losses; with dloss != 0 model_backward(m) must follow
 //     model_losses(m, losses)                  the (B, T) losses of that pass
 //     model_zero_grad(m)                       the next backward pass starts a new sum
@@ -25,6 +26,7 @@
 #include "evaluate.h"
 #include "init_weights.h"
 #include "options.h"
+#include "precision_options.h"
 #include "progress.h"
 #include "run_log.h"
 #include "schedule.h"
@@ -34,13 +36,13 @@
 #define GPT2_VOCAB ((size_t)50257)
 #define EXIT_INTERRUPTED 3           // a signal ended the run; its state was saved
 #define MAX_NONFINITE_IN_ROW 3       // then the run ends: neither data nor time heals a broken forward pass
-#define MAX_SKIPPED_IN_ROW 50        // spikes: the loss has moved to where every step looks like one
 
 typedef struct {
     Options options;
     InitWeights init;
     GPTConfig config;
     Schedule schedule;
+    GradScalerOptions scaler;  // its state is in `state`
     Model model;
     DataLoader train, val;
     uint64_t val_sequences;  // of a validation; 0: none
@@ -56,11 +58,16 @@ typedef struct {
     RunLog log;
     Checkpointer checkpointer;
     CheckpointTensor *tensors;
-    uint64_t saved_step;  // of the newest checkpoint
+    RunRecord unfinished;  // of a step whose validation a signal prevented before this resumed run
+    uint64_t saved_step;   // of the newest checkpoint
+    int unrotated;        // it is not proven yet: older ones stay until the step after it was finite
     double lr;            // of the step that just ran
     double loss, norm;
+    double loss_scale;    // that it ran with
     double val_loss;      // NaN: not taken at this step
     int clipped, update_skipped;
+    int overflow;         // the scaled gradients were not finite, though the loss was
+    char where[96];       // the first tensor of the forward pass that was not finite; empty if all were
     const char *note;     // what a person should know about the step
 } Trainer;
 
@@ -124,8 +131,16 @@ static inline void setup_tokenizer(Trainer *t) {
     const Options *o = &t->options;
     int given = options_given(o, OPTION_tokenizer);
     if (!o->tokenizer[0] || (!given && t->config.V != BYTE_TOKENIZER_V)) return;
+    if (!tokenizer_exists(o->tokenizer)) {
+        warn("--tokenizer '%s': %s: samples are printed as ids (data/README.md says where vocabularies come from)",
+             o->tokenizer, strerror(errno));
+        return;
+    }
     tokenizer_load(&t->tokenizer, o->tokenizer);
     t->has_tokenizer = 1;
+    if (t->train.fingerprint && t->train.fingerprint != t->tokenizer.fingerprint)
+        warn("--tokenizer '%s' is not the one that --train '%s' was made with: samples will not read as text",
+             o->tokenizer, o->train);
 }
 
 // Batch sizes: --total-batch in tokens is made of micro-batches of --batch x --seq.
@@ -170,6 +185,10 @@ static inline void setup_data(Trainer *t) {
         die("--val '%s': the validation set is too small: no file has the %zu tokens of one sequence (--seq + 1)\n"
             "try: a smaller --seq, more validation text, or --val '' to train without",
             o->val, t->T + 1);
+    if (t->train.fingerprint && t->val.fingerprint && t->train.fingerprint != t->val.fingerprint)
+        die("--val '%s' was made with another tokenizer than --train '%s'\n"
+            "why: their headers note different vocabularies, so the same id means different text in them\n"
+            "try: files of one run of data/tokenize for both", o->val, o->train);
     uint64_t wanted = o->val_steps ? o->val_steps * VAL_STEP_SEQUENCES : t->val.samples_per_epoch;
     t->val_sequences = wanted < t->val.samples_per_epoch ? wanted : t->val.samples_per_epoch;
 }
@@ -243,7 +262,25 @@ static inline void print_plan(Trainer *t) {
 // ----------------------------------------------------------------------------------------------------------------
 // Checkpoints
 
-// Saves the state after the current step, marks and rotates. A checkpoint that cannot be written ends the run: going on
+// The last step's loss or gradients were not finite: its state is not one to go back to.
+static inline int state_is_broken(const Trainer *t) { return t->state.nonfinite_in_row > 0; }
+
+// Removes checkpoints that are no longer wanted. Called when a step from the newest one has been finite: weights can be
+// finite and every pass through them not, and then the older ones are the last good ones.
+static inline void rotate_checkpoints(Trainer *t) {
+    if (t->unrotated)
+        checkpoint_rotate(t->options.out, t->saved_step, t->options.keep, t->options.milestone_every);
+    t->unrotated = 0;
+}
+
+// Remembers which checkpoint is the newest, and has a failing log say so.
+static inline void note_saved(Trainer *t) {
+    t->saved_step = t->state.step;
+    snprintf(t->log.hint, sizeof t->log.hint, "\nwhy: the run ends, since nothing more could be saved\n"
+             "the last good checkpoint is step_%08llu, beside the log", (unsigned long long)t->saved_step);
+}
+
+// Saves the state after the current step and marks the best. A checkpoint that cannot be written ends the run: going on
 // would only lose more work. Earlier checkpoints stay.
 static inline void save_checkpoint(Trainer *t, int is_best) {
     Message message;
@@ -260,22 +297,41 @@ static inline void save_checkpoint(Trainer *t, int is_best) {
         die("checkpoint of step %llu not saved: %s\nthe last good one: %s", (unsigned long long)t->state.step,
             message.text, last);
     }
-    t->saved_step = t->state.step;
-    checkpoint_rotate(t->options.out, t->state.step, t->options.keep, t->options.milestone_every);
+    note_saved(t);
+    t->unrotated = 1;
+}
+
+// Says what becomes of a checkpoint that another build wrote. Weights are converted from its authoritative ones.
+static inline void resume_policy(Trainer *t) {
+    uint64_t *saved = t->state.policy, now[3] = {BUILD_MODE, BUILD_MASTER_RULE, BUILD_MOMENTS_RULE};
+    if (memcmp(saved, now, sizeof now) == 0) return;
+    if (saved[0] < PRECISION_MODE_COUNT && saved[1] <= MASTER_RULE_NEAREST && saved[2] <= MOMENTS_RULE_BF16SR)
+        printf("  precision %s (master %s, moments %s) -> %s (%s, %s): weights and moments converted (changes what is "
+               "trained)\n",
+               precision_policy((PrecisionMode)saved[0], MASTER_RULE_FP32, MOMENTS_RULE_FP32).name,
+               master_rule_name((MasterRule)saved[1]), moments_rule_name((MomentsRule)saved[2]), build_policy().name,
+               master_rule_name(BUILD_MASTER_RULE), moments_rule_name(BUILD_MOMENTS_RULE));
+    memcpy(saved, now, sizeof now);
+    if (!BUILD_LOSS_SCALING || t->state.scaler.scale < t->scaler.floor || t->state.scaler.scale > t->scaler.ceiling)
+        t->state.scaler = precision_options_scaler(&t->options, &t->scaler);
 }
 
 // Loads `dir` into the model and the state, and says what differs between its options and today's.
 static inline void load_checkpoint(Trainer *t, const char *dir) {
     Message message;
     message_clear(&message);
-    if (checkpoint_load(&t->checkpointer, dir, &message) != CHECKPOINT_OK)
-        die("--resume: %s\ntry: the model options of the run that wrote it", message.text);
     char *recorded = checkpoint_options(dir, &message);
-    printf("resumed from %s: step %llu, %llu tokens\n", dir, (unsigned long long)t->state.step,
-           (unsigned long long)t->state.tokens);
+    int code = checkpoint_load(&t->checkpointer, dir, &message);
+    if (code == CHECKPOINT_OK)
+        printf("resumed from %s: step %llu, %llu tokens\n", dir, (unsigned long long)t->state.step,
+               (unsigned long long)t->state.tokens);
     if (recorded) options_diff(recorded, &t->options, stdout);
     free(recorded);
+    if (code == CHECKPOINT_OK) resume_policy(t);
     fflush(stdout);
+    if (code != CHECKPOINT_OK)
+        die("--resume: %s%s", message.text,
+            code == CHECKPOINT_MISMATCH ? "\ntry: the model options of the run that wrote it" : "");
 }
 
 // Finds what --resume asks for: 1 if a checkpoint was loaded. A folder that holds a run is never written into without it.
@@ -290,28 +346,35 @@ static inline int resume(Trainer *t) {
         if (code == CHECKPOINT_OK)
             die_usage("--out '%s' already holds a run, its newest checkpoint is %s\ntry: --resume to go on with it, or "
                       "another --out", t->options.out, dir);
+        if (code != CHECKPOINT_NONE)
+            die_usage("--out '%s' already holds checkpoints, though none to go on from\nwhy: %s\ntry: another --out",
+                      t->options.out, message.text);
         return 0;
     }
-    if (message.text[0]) warn("%s", message.text);
-    if (code == CHECKPOINT_WEIGHTS_ONLY)
+    if (code == CHECKPOINT_NONE && path_join(dir, t->options.out, CHECKPOINT_MODEL) && access(dir, F_OK) == 0)
         die("--resume: '%s' has weights only, no optimizer state to go on with\ntry: --init '%s' with another --out "
             "starts a new run from these weights", t->options.out, t->options.out);
-    if (code != CHECKPOINT_OK) {
+    if (code == CHECKPOINT_NONE) {
         printf("no checkpoint in '%s': starting from the beginning\n", t->options.out);
         return 0;
     }
+    if (code != CHECKPOINT_OK)
+        die("--resume: no checkpoint in '%s' can be resumed from\nwhy: %s\ntry: another --out for a new run%s",
+            t->options.out, message.text, code == CHECKPOINT_WEIGHTS_ONLY ? ", with --init for the weights" : "");
+    if (message.text[0]) warn("%s", message.text);
     load_checkpoint(t, dir);
-    t->saved_step = t->state.step;
     return 1;
 }
 
 // ----------------------------------------------------------------------------------------------------------------
 // A step
 
-// Forward and backward over all micro-batches; t->loss = mean loss per token of the step.
+// Forward and backward over all micro-batches; t->loss = mean loss per token of the step, gradients times the loss scale.
+// A forward pass that is not finite is looked into at once: the next micro-batch overwrites its activations.
 static inline void accumulate_gradients(Trainer *t) {
     double sum = 0.0, tokens = (double)t->micro_batches * (double)t->B * (double)t->T;
-    float dloss = (float)(1.0 / tokens);
+    float dloss = (float)(t->state.scaler.scale / tokens);
+    t->where[0] = 0;
     model_zero_grad(&t->model);
     for (size_t i = 0; i < t->micro_batches; i++) {
         uint64_t first = (t->options.overfit ? 0 : t->state.samples) + (uint64_t)i * t->B;
@@ -320,54 +383,88 @@ static inline void accumulate_gradients(Trainer *t) {
         model_backward(&t->model);
         model_losses(&t->model, t->buffers.losses);
         for (size_t k = 0; k < t->B * t->T; k++) sum += (double)t->buffers.losses[k];
+        if (!isfinite(sum) && !t->where[0]) model_first_nonfinite(&t->model, t->where, sizeof t->where);
     }
     t->loss = sum / tokens;
 }
 
 // Ends a run that has stopped learning, naming where to go back to.
-static inline void give_up(Trainer *t, const char *what, const char *where) {
-    char dir[SAFE_PATH_BYTES] = "";
-    uint64_t step;
+static inline void give_up(Trainer *t, const char *what) {
+    // The weights have not changed since the first step that went wrong: a checkpoint made just before it has them too.
+    uint64_t step, broken_at = t->state.step - t->state.nonfinite_in_row;
+    int saved_broken = state_is_broken(t) && t->saved_step > 0 && t->saved_step == broken_at;
+    char dir[SAFE_PATH_BYTES] = "", remove[160] = "";
     Message message;
     message_clear(&message);
-    if (keeps_files(t)) checkpoint_latest(t->options.out, dir, &step, &message);
-    die("step %llu: %s%s%s\nlast good checkpoint: %s\ntry: a lower --lr, a longer --warmup, or other data from there",
-        (unsigned long long)t->state.step, what, where[0] ? ", first in " : "", where, dir[0] ? dir : "none");
+    if (keeps_files(t))
+        checkpoint_latest_until(t->options.out, saved_broken ? broken_at - 1 : UINT64_MAX, dir, &step, &message);
+    if (saved_broken)
+        snprintf(remove, sizeof remove, "\nstep_%08llu, saved just before it broke, leads here again: remove it to "
+                 "--resume from an earlier one", (unsigned long long)t->saved_step);
+    die("step %llu: %s%s%s\nlast good checkpoint: %s%s\ntry: a lower --lr, a longer --warmup, or other data from there",
+        (unsigned long long)t->state.step, what, t->where[0] ? ", first in " : "", t->where, dir[0] ? dir : "none", remove);
+}
+
+// The run ends where skipping cannot help any more.
+static inline void give_up_if_stuck(Trainer *t) {
+    const TrainState *s = &t->state;
+    char what[160];
+    if (s->nonfinite_in_row >= MAX_NONFINITE_IN_ROW)
+        give_up(t, isfinite(t->loss) ? "the gradients are not finite" : "the forward pass is not finite");
+    if (s->skipped_in_row < t->options.max_skips) return;
+    if (t->overflow)
+        snprintf(what, sizeof what, "the gradients overflowed %llu steps in a row, down to a loss scale of %g: a smaller "
+                 "scale cannot cure that", (unsigned long long)s->skipped_in_row, s->scaler.scale);
+    else
+        snprintf(what, sizeof what, "%llu steps in a row were skipped as spikes: the loss has moved for good",
+                 (unsigned long long)s->skipped_in_row);
+    give_up(t, what);
 }
 
 // Whether the step is applied. A loss or gradient that is not finite never is; a spike is not where the options say so.
-// Tests are written so that a NaN fails them.
+// Tests are written so that a NaN fails them. Gradients that overflowed under a loss scale are that scale's fault, which
+// grad_scaler_update() mends; any other non-finite number is counted against MAX_NONFINITE_IN_ROW.
 static inline void decide_skip(Trainer *t, int nonfinite) {
     TrainState *s = &t->state;
+    int broken = nonfinite || !isfinite(t->loss);
     t->note = NULL;
-    if (nonfinite || !isfinite(t->loss)) t->note = "skipped: not finite";
+    t->overflow = BUILD_LOSS_SCALING && nonfinite && isfinite(t->loss);
+    if (t->overflow) t->note = "skipped: gradients overflow at this loss scale";
+    else if (!isfinite(t->loss)) t->note = "skipped: the forward pass is not finite";
+    else if (nonfinite) t->note = "skipped: gradients not finite";
     else if (spike_detected(&s->loss_window, t->loss, t->options.skip_loss_z)) t->note = "skipped: loss spike";
     else if (spike_detected(&s->grad_window, t->norm, t->options.skip_grad_z)) t->note = "skipped: gradient spike";
     t->update_skipped = t->note != NULL;
-    int broken = nonfinite || !isfinite(t->loss);
-    s->nonfinite_in_row = broken ? s->nonfinite_in_row + 1 : 0;
+    s->nonfinite_in_row = broken && !t->overflow ? s->nonfinite_in_row + 1 : 0;
     s->skipped_in_row = t->update_skipped ? s->skipped_in_row + 1 : 0;
     s->skipped += (uint64_t)t->update_skipped;
 }
 
-// One optimizer step: gradients, norm, clip, update or skip. The schedule and the data go on at a skipped step too.
+// One optimizer step: gradients (times the loss scale), finite test and norm (unscaled), clip, update or skip, the next
+// loss scale. The scale used in the backward pass is the one divided out again; being a power of two it changes no bit on
+// the way, so that dividing is left to AdamW's grad_scale. A skipped step leaves weights, moments and AdamW's t as they
+// were; the schedule and the data go on.
 static inline void train_step(Trainer *t) {
     const Options *o = &t->options;
     TrainState *s = &t->state;
     int nonfinite;
-    double start = now_seconds();
+    double start = now_seconds(), scale = s->scaler.scale;
     t->lr = schedule_lr(&t->schedule, s->step);
+    t->loss_scale = scale;
     accumulate_gradients(t);
-    t->norm = model_grad_norm(&t->model, &nonfinite);
+    t->norm = model_grad_norm(&t->model, &nonfinite) / scale;
     decide_skip(t, nonfinite);
     t->clipped = !t->update_skipped && o->grad_clip > 0 && t->norm > o->grad_clip;
     if (!t->update_skipped) {
         double clip = t->clipped ? o->grad_clip / t->norm : 1.0;
-        AdamWHyper hyper = adamw_hyper(t->lr, o->beta1, o->beta2, o->eps, o->weight_decay, clip, ++s->adam_t);
+        AdamWHyper hyper = adamw_hyper(t->lr, o->beta1, o->beta2, o->eps, o->weight_decay, clip / scale, ++s->adam_t);
+        hyper.seed = o->seed;
         model_update(&t->model, &hyper);
         spike_accept(&s->loss_window, t->loss);
         spike_accept(&s->grad_window, t->norm);
     }
+    if (grad_scaler_update(&s->scaler, &t->scaler, BUILD_LOSS_SCALING && nonfinite))
+        warn("the loss scale is at its floor, --loss-scale-min %g, and the gradients still overflow", t->scaler.floor);
     s->step++;
     s->samples += (uint64_t)t->B * t->micro_batches;
     s->tokens += (uint64_t)t->B * t->T * t->micro_batches;
@@ -375,13 +472,7 @@ static inline void train_step(Trainer *t) {
     t->seconds += seconds;
     progress_step(&t->progress, t->loss, seconds);
     progress_show(&t->progress, s->step, t->loss, t->norm, t->lr, t->note);
-    char where[96] = "";
-    if (s->nonfinite_in_row >= MAX_NONFINITE_IN_ROW) {
-        int forward = model_first_nonfinite(&t->model, where, sizeof where);
-        give_up(t, forward ? "the forward pass is not finite" : "the gradients are not finite", where);
-    }
-    if (s->skipped_in_row >= MAX_SKIPPED_IN_ROW)
-        give_up(t, "50 steps in a row were skipped as spikes: the loss has moved for good", where);
+    give_up_if_stuck(t);
 }
 
 // ----------------------------------------------------------------------------------------------------------------
@@ -393,9 +484,12 @@ static inline int due(uint64_t step, uint64_t every, uint64_t last) {
 
 static inline void validate(Trainer *t) {
     double val_loss = evaluate(&t->model, &t->val, t->val_sequences, t->B, t->T, &t->buffers, stop_signal());
-    if (!isfinite(val_loss)) return;  // stopped half-way, or a broken model: neither is a validation loss
-    t->val_loss = val_loss;
     end_live_line();
+    if (!isfinite(val_loss)) {  // stopped half-way, or a broken model: neither is a validation loss
+        if (!*stop_signal()) printf("step %llu  validation loss is not finite\n", (unsigned long long)t->state.step);
+        return;
+    }
+    t->val_loss = val_loss;
     printf("step %llu  validation loss %.4f\n", (unsigned long long)t->state.step, val_loss);
     fflush(stdout);
 }
@@ -406,39 +500,59 @@ static inline void sample(Trainer *t) {
     generate(&t->model, &t->generator, t->state.step, stdout, stop_signal());
 }
 
-static inline void log_step(Trainer *t) {
+// What the log says of the step just taken, its validation apart.
+static inline RunRecord step_record(const Trainer *t) {
     RunRecord r = run_record(t->state.step, t->state.tokens);
-    if (!keeps_files(t)) return;
     if (t->state.step > 0) {
         RUN_RECORD_SET(&r, loss, t->loss);
         RUN_RECORD_SET(&r, lr, t->lr);
         RUN_RECORD_SET(&r, grad_norm, t->norm);
         RUN_RECORD_SET(&r, clipped, t->clipped);
         RUN_RECORD_SET(&r, skipped, t->update_skipped);
+        if (BUILD_LOSS_SCALING) RUN_RECORD_SET(&r, loss_scale, t->loss_scale);
         RUN_RECORD_SET(&r, tokens_per_s, progress_tokens_per_s(&t->progress));
     }
-    if (isfinite(t->val_loss)) RUN_RECORD_SET(&r, val_loss, t->val_loss);
     RUN_RECORD_SET(&r, time_s, t->seconds);
-    run_log_write(&t->log, &r);
+    return r;
 }
 
-// Whatever is due after the step just taken. The log line goes first, so that a checkpoint never knows a step that the
-// log does not.
-static inline void between_steps(Trainer *t) {
+// Says when the data starts over: where that happens often, at about every twentieth of the run.
+static inline void announce_epoch(const Trainer *t) {
+    uint64_t per_step = (uint64_t)t->B * t->micro_batches, per_epoch = t->train.samples_per_epoch;
+    uint64_t before = (t->state.samples - per_step) / per_epoch, now = t->state.samples / per_epoch;
+    uint64_t every = max_size(1, (size_t)(t->total_steps * per_step / per_epoch / 20));
+    if (t->options.overfit || t->state.step == t->total_steps || before / every == now / every) return;
+    end_live_line();
+    printf("step %llu  epoch %llu begins: the same data in another order\n", (unsigned long long)t->state.step,
+           (unsigned long long)now + 1);
+}
+
+// Whatever is due after the step that `record` tells of. The log line goes first, so that a checkpoint never knows a
+// step that the log does not. A signal that comes before the validation leaves it to the resumed run.
+static inline void finish_step(Trainer *t, RunRecord *record) {
     const Options *o = &t->options;
     uint64_t step = t->state.step, last = t->total_steps;
-    int is_best = 0;
+    int is_best = 0, val_due = t->val_sequences && (t->state.val_due || due(step, o->val_every, last));
     t->val_loss = NAN;
-    if (t->val_sequences && !*stop_signal() && due(step, o->val_every, last)) validate(t);
+    if (val_due && !*stop_signal()) validate(t);
+    t->state.val_due = val_due && *stop_signal() && !isfinite(t->val_loss);
+    if (isfinite(t->val_loss)) RUN_RECORD_SET(record, val_loss, t->val_loss);
     if (isfinite(t->val_loss) && (!t->state.has_best || t->val_loss < t->state.best_val_loss)) {
         t->state.has_best = 1;
         t->state.best_val_loss = t->val_loss;
         is_best = 1;
     }
-    log_step(t);
-    int save = due(step, o->checkpoint_every, last) || due(step, o->milestone_every, last) || step == last;
-    if (keeps_files(t) && step > 0 && (save || is_best)) save_checkpoint(t, is_best);
+    if (keeps_files(t)) run_log_write(&t->log, record);
+    int save = due(step, o->checkpoint_every, last) || due(step, o->milestone_every, last) || step == last || is_best;
+    if (keeps_files(t) && step > 0 && save && !state_is_broken(t)) save_checkpoint(t, is_best);
     if (t->generator.length && !*stop_signal() && step > 0 && due(step, o->sample_every, last)) sample(t);
+}
+
+static inline void between_steps(Trainer *t) {
+    RunRecord record = step_record(t);
+    if (keeps_files(t) && !state_is_broken(t)) rotate_checkpoints(t);
+    if (t->state.step > 0) announce_epoch(t);
+    finish_step(t, &record);
 }
 
 // ----------------------------------------------------------------------------------------------------------------
@@ -449,6 +563,11 @@ static inline void setup(Trainer *t, int argc, char **argv) {
     options_parse(&t->options, argc, argv);
     const Options *o = &t->options;
     if (o->threads) set_thread_count((int)o->threads);
+    precision_options_apply(o);
+    t->state.scaler = precision_options_scaler(o, &t->scaler);
+    t->state.policy[0] = BUILD_MODE;
+    t->state.policy[1] = BUILD_MASTER_RULE;
+    t->state.policy[2] = BUILD_MOMENTS_RULE;
     setup_config(t);
     setup_batch(t);
     setup_data(t);
@@ -476,8 +595,10 @@ static inline void start_log(Trainer *t, const char *options_json, int resumed) 
     message_clear(&message);
     if (!make_dirs(t->options.out, &message)) die("--out: %s", message.text);
     if (!path_join(path, t->options.out, "run.jsonl")) die("--out: the name of the output folder is too long");
-    if (resumed) run_log_resume(&t->log, path, t->state.step);
+    t->unfinished = run_record(t->state.step, t->state.tokens);
+    if (resumed) run_log_resume_step(&t->log, path, t->state.step, t->state.val_due ? &t->unfinished : NULL);
     else run_log_open(&t->log, path);
+    if (resumed) note_saved(t);
     t->seconds = t->log.seconds;
     write_options(t, options_json);
 }
@@ -493,7 +614,7 @@ static inline void start_weights(Trainer *t) {
 // Memory, weights (fresh, --init, or --resume), log.
 static inline void start(Trainer *t) {
     const Options *o = &t->options;
-    size_t batch = size_mul(t->B, t->T), listed = 3 * checkpoint_parameter_tensors(&t->config) + TRAIN_STATE_ARRAYS;
+    size_t batch = size_mul(t->B, t->T), listed = 4 * checkpoint_parameter_tensors(&t->config) + TRAIN_STATE_ARRAYS;
     char *options_json = options_to_json(o);
     model_create(&t->model);
     t->buffers.inputs = (int32_t *)checked_calloc(batch, sizeof(int32_t), "a batch");
@@ -505,6 +626,7 @@ static inline void start(Trainer *t) {
     checkpoint_open(&t->checkpointer, keeps_files(t) ? o->out : NULL, &t->config, t->tensors, n, options_json);
     int resumed = resume(t);
     if (!resumed) start_weights(t);
+    model_weights_changed(&t->model);
     if (keeps_files(t)) start_log(t, options_json, resumed);
     progress_start(&t->progress, t->state.step, t->total_steps,
                    (double)t->B * (double)t->T * (double)t->micro_batches);
@@ -536,8 +658,9 @@ static inline void print_outputs(const Trainer *t) {
     if (t->state.skipped) printf(", %llu updates skipped", (unsigned long long)t->state.skipped);
     printf("\n");
     if (!keeps_files(t)) return;
-    checkpoint_step_name(name, t->state.step);
-    printf("  log         %s/run.jsonl\n  checkpoint  %s/%s\n", t->options.out, t->options.out, name);
+    checkpoint_step_name(name, t->saved_step);
+    printf("  log         %s/run.jsonl\n", t->options.out);
+    if (t->saved_step) printf("  checkpoint  %s/%s\n", t->options.out, name);
     if (*stop_signal()) printf("  go on with  --resume\n");
     else printf("  loss plot   python3 scripts/plot_runs.py %s\n", t->options.out);
 }
@@ -551,11 +674,14 @@ static inline int trainer_main(int argc, char **argv) {
     install_signals();
     start(t);
     if (t->state.step == 0) between_steps(t);
+    else if (t->state.val_due) finish_step(t, &t->unfinished);
     while (t->state.step < t->total_steps && !*stop_signal()) {
         train_step(t);
         between_steps(t);
     }
+    if (state_is_broken(t)) give_up(t, "the run ends with a loss or gradients that are not finite");
     if (keeps_files(t) && t->saved_step != t->state.step) save_checkpoint(t, 0);  // a signal came
+    if (keeps_files(t)) rotate_checkpoints(t);
     print_outputs(t);
     if (keeps_files(t)) run_log_close(&t->log);
     finish(t);

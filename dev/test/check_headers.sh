@@ -11,7 +11,7 @@ trap 'rm -rf "$dir"' EXIT
 trap 'exit 130' INT TERM
 
 passed=0 failed=0
-flags="-I. -ffp-contract=off -fno-math-errno -fno-trapping-math -Wall -Wextra -Werror"
+flags="-I. -DPRECISION_fp32 -ffp-contract=off -fno-math-errno -fno-trapping-math -Wall -Wextra -Werror"
 
 # check NAME COMMAND...: one line and one count.
 check() {

@@ -16,9 +16,10 @@ typedef struct Model {
 extern "C" {
 #endif
 void model_plan(Model *model, const GPTConfig *config, const BatchShape *shape, size_t decode_T);
-size_t model_arenas(Model *model, Arena *arenas[5]);
+size_t model_arenas(Model *model, Arena *arenas[6]);
 void model_create(Model *model);
 void model_destroy(Model *model);
+void model_weights_changed(Model *model);
 void model_init_weights(Model *model, uint64_t seed);
 void model_forward(Model *model, const int32_t *inputs, const int32_t *targets, size_t B, size_t T, float dloss);
 void model_losses(Model *model, float *losses);

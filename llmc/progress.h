@@ -8,6 +8,7 @@
 #define LLMC_PROGRESS_H
 
 #include <math.h>
+#include <sys/ioctl.h>
 
 #include "utils.h"
 
@@ -75,22 +76,43 @@ static inline const char *format_duration(char *text, double seconds) {
     return text;
 }
 
+// Columns of the terminal stdout is, asked each time since windows change; 80 where it does not say.
+static inline size_t terminal_columns(void) {
+    struct winsize size;
+    return ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col ? size.ws_col : 80;
+}
+
+// The line of a step into `line` (bytes); with `columns` it gets a bar, as long as there is room for, and is cut there:
+// a live line that wraps could not be overwritten.
+static inline void progress_line(const Progress *p, char *line, size_t bytes, size_t columns, uint64_t step, double loss,
+                                 double grad_norm, double lr) {
+    char speed[32], eta[32], bar[24] = "", count[64], rest[192];
+    unsigned long long total = p->total_steps;
+    format_count(speed, progress_tokens_per_s(p));
+    format_duration(eta, progress_step_seconds(p) * (double)(p->total_steps - step));
+    int used = snprintf(count, sizeof count, "step %*llu/%llu ", snprintf(NULL, 0, "%llu", total),
+                        (unsigned long long)step, total);
+    used += snprintf(rest, sizeof rest, "loss %.4f (%.4f) norm %.3g lr %.2e  %s tok/s  ETA %s", loss, progress_loss(p),
+                     grad_norm, lr, speed, eta);
+    int room = columns ? (int)min_size(columns, 1000) - used - 4 : 0, length = room < 20 ? room : 20;
+    if (length >= 4) {
+        int filled = (int)((double)length * (double)step / (double)max_size(1, p->total_steps));
+        bar[0] = '[';
+        for (int i = 0; i < length; i++) bar[1 + i] = i < filled ? '=' : (i == filled ? '>' : ' ');
+        strcpy(bar + 1 + length, "] ");
+    }
+    snprintf(line, bytes, "%s%s%s", count, bar, rest);
+    if (columns && columns <= bytes && strlen(line) >= columns) line[columns - 1] = 0;
+}
+
 // Shows step `step` (1-based count of finished steps): the live line on a terminal; elsewhere every so many steps, and
 // the last one, a line of its own. `note` is printed behind it (a skipped update, say) and forces a plain line.
 static inline void progress_show(Progress *p, uint64_t step, double loss, double grad_norm, double lr, const char *note) {
-    char speed[32], eta[32], bar[21];
+    char line[320];
     uint64_t every = max_size(1, p->total_steps / PLAIN_LINES);
     if (!p->terminal && !note && step % every != 0 && step != p->total_steps && step != p->first_step + 1) return;
-    int filled = (int)(20.0 * (double)step / (double)max_size(1, p->total_steps));
-    for (int i = 0; i < 20; i++) bar[i] = i < filled ? '=' : (i == filled ? '>' : ' ');
-    bar[20] = 0;
-    format_count(speed, progress_tokens_per_s(p));
-    format_duration(eta, progress_step_seconds(p) * (double)(p->total_steps - step));
-    if (p->terminal) printf("\r\033[K");
-    printf("step %*llu/%llu ", snprintf(NULL, 0, "%llu", (unsigned long long)p->total_steps), (unsigned long long)step,
-           (unsigned long long)p->total_steps);
-    if (p->terminal) printf("[%s] ", bar);
-    printf("loss %.4f (%.4f) norm %.3g lr %.2e  %s tok/s  ETA %s", loss, progress_loss(p), grad_norm, lr, speed, eta);
+    progress_line(p, line, sizeof line, p->terminal ? terminal_columns() : 0, step, loss, grad_norm, lr);
+    printf("%s%s", p->terminal ? "\r\033[K" : "", line);
     if (note) printf("  %s", note);
     if (!p->terminal || note || step == p->total_steps) putchar('\n');
     run_context()->live_line = p->terminal && !note && step != p->total_steps;

@@ -17,6 +17,7 @@ SANITIZE  ?= 0
 NVCC      ?= nvcc
 CUDA_ARCH ?=
 TESTS     ?=
+DEMOS     ?=
 LLMC      ?=
 PYTHON    ?= python3
 RUN_OUT   ?=
@@ -165,6 +166,8 @@ $(B)/%: dev/test/%.c $(B)/flags
 	$(BUILD_PROGRAM)
 $(B)/%: dev/bench/%.c $(B)/flags
 	$(BUILD_PROGRAM)
+$(B)/%: dev/demos/%.c $(B)/flags
+	$(BUILD_PROGRAM)
 # Where the CUDA toolkit's headers are, the exhaustive comparison is with their conversions too; they want C++.
 CUDA_HOME ?= /usr/local/cuda
 CUDA_FP4  := $(wildcard $(CUDA_HOME)/include/cuda_fp4.h)
@@ -175,7 +178,7 @@ $(B)/exhaustive_formats: dev/test/exhaustive_formats.c $(B)/flags
 endif
 -include $(wildcard $(B)/*.d)
 
-.PHONY: all train_gpt tokenize test_gpt data run test test-exhaustive bench check-headers format clean help
+.PHONY: all train_gpt tokenize test_gpt data run test test-exhaustive bench demos check-headers format clean help
 all: $(PROGRAMS)
 
 # The links point at the configuration asked for last.
@@ -224,6 +227,10 @@ bench: $(PROGRAMS) $(addprefix $(B)/,$(BENCHES))
 	@set -e; for bench in $(BENCHES); do echo "== $$bench"; BUILD=$(B) $(B)/$$bench; done
 	@LLMC="$(LLMC)" PYTHON="$(PYTHON)" sh dev/bench/peers.sh
 
+# DEMOS="sum weight" prints only these.
+demos: $(B)/demos
+	@$(B)/demos $(DEMOS)
+
 check-headers:
 	@sh dev/test/check_headers.sh
 
@@ -243,6 +250,7 @@ Targets
   data           the embedded dataset, data/self_train_000000.bin and data/self_val_000000.bin
   bench          whole steps and kernels as shares of this machine's peak; other trainers beside them:
                  LLMC=/path/to/llm.c PYTHON=/path/to/python-with-torch
+  demos          what the number formats do, in numbers: DEMOS="sum weight" prints only these
   check-headers  compile each llmc/*.h alone, twice and in two linked files, as C11 and C++17
   format         clang-format on every source file
   clean          remove everything built

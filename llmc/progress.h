@@ -88,6 +88,8 @@ static inline void progress_line(const Progress *p, char *line, size_t bytes, si
                                  double grad_norm, double lr) {
     char speed[32], eta[32], bar[24] = "", count[64], rest[192];
     unsigned long long total = p->total_steps;
+    if (isnan(loss)) loss = NAN;  // without the sign it may have: "nan", never "-nan"
+    if (isnan(grad_norm)) grad_norm = NAN;
     format_count(speed, progress_tokens_per_s(p));
     format_duration(eta, progress_step_seconds(p) * (double)(p->total_steps - step));
     int used = snprintf(count, sizeof count, "step %*llu/%llu ", snprintf(NULL, 0, "%llu", total),

@@ -1,0 +1,93 @@
+# train_lib.sh: what the tests of whole runs (test_train*.sh) share; they source it from the repository's root.
+# Sets $train, $tool and a temporary folder $dir with token files in it; functions that run the trainer and judge it.
+
+train=${BUILD:?the folder with the built programs}/train_gpt
+case $train in /*) ;; *) train=$PWD/$train ;; esac
+dir=$(mktemp -d "${TMPDIR:-/tmp}/train_gpt_runs.XXXXXX") || exit 1
+trap 'chmod -R u+w "$dir"; rm -rf "$dir"' EXIT
+trap 'exit 130' INT TERM
+passed=0 failed=0 skipped=0
+
+ok() { passed=$((passed + 1)); echo "ok    $1"; }
+fail() { failed=$((failed + 1)); echo "FAIL  $*"; }
+skip() { skipped=$((skipped + 1)); echo "skip  $*"; }
+summary() { echo "$passed passed, $failed failed, $skipped skipped"; [ "$failed" -eq 0 ]; exit $?; }
+
+# check NAME COMMAND...: the command succeeds. What it printed is shown where it does not.
+check() {
+    name=$1
+    shift
+    if "$@" >"$dir/check.out" 2>&1; then ok "$name"; else
+        fail "$name: $* gives $?"
+        tail -n 25 "$dir/check.out" | sed 's/^/    /'
+    fi
+}
+
+# run FOLDER OPTIONS...: a tiny training into $dir/FOLDER; its exit code, with what it printed in $dir/FOLDER.txt. Of
+# several values of an option the last wins; a run that is not to keep anything says --out ''.
+tiny="--train $dir/train.bin --layers 2 --heads 2 --channels 32 --seq 16 --batch 4 --warmup 2 --threads 2 --sample-every 0"
+run() {
+    into=$1
+    shift
+    $limit "$train" $tiny --val '' --out "$dir/$into" "$@" >"$dir/$into.txt" 2>&1 </dev/null
+}
+
+# start FOLDER OPTIONS...: the same in the background, as process $pid.
+start() {
+    into=$1
+    shift
+    "$train" $tiny --val '' --out "$dir/$into" "$@" >"$dir/$into.txt" 2>&1 </dev/null &
+    pid=$!
+}
+
+# ends NAME CODE WORDS OPTIONS...: a run ends with that exit code and says WORDS (an extended regular expression). One
+# that fails says so in a single message, and not by way of a signal or a sanitizer.
+ends() {
+    name=$1 code=$2 words=$3
+    shift 3
+    rm -rf "$dir/e"
+    run e "$@"
+    judge "$name" $? "$code" "$words" e
+}
+
+# judge NAME FOUND CODE WORDS FOLDER
+judge() {
+    errors=$(grep -c '^error: ' "$dir/$5.txt")
+    case $3 in 1 | 2) wanted_errors=1 ;; *) wanted_errors=0 ;; esac
+    if [ "$2" -eq "$3" ] && grep -Eq -e "$4" "$dir/$5.txt" && [ "$errors" -eq $wanted_errors ]; then ok "$1"; else
+        fail "$1: exit code $2 and $errors errors, expected $3, $wanted_errors and: $4"
+        tail -n 25 "$dir/$5.txt" | sed 's/^/    /'
+    fi
+}
+
+# same_files A B: two checkpoints of equal bytes.
+same_files() { (cd "$dir/$1" && find . -type f | sort) | while read -r f; do cmp "$dir/$1/$f" "$dir/$2/$f" || echo differs; done |
+    { if grep .; then false; fi; } && [ "$(ls "$dir/$1")" = "$(ls "$dir/$2")" ]; }
+
+# same_end A B STEP: two runs with the same log, times apart, and the same last checkpoint.
+same_end() {
+    "$tool" same-log "$dir/$1/run.jsonl" "$dir/$2/run.jsonl" && same_files "$1/$3" "$2/$3"
+}
+
+# losses FOLDER: the training losses, one a line; value FOLDER KEY: the last value of a key in its log.
+losses() { sed -n 's/.*"loss":\([^,}]*\).*/\1/p' "$dir/$1/run.jsonl"; }
+value() { sed -n "s/.*\"$2\":\([^,}]*\).*/\1/p" "$dir/$1/run.jsonl" | tail -n 1; }
+steps_in() { (cd "$dir/$1" && echo step_* | sed 's/step_0*//g'); }
+equal() { [ "$1" = "$2" ] || { echo "found    $1"; echo "expected $2"; return 1; }; }
+below() { awk "BEGIN { exit !($1 < $2) }" || { echo "$1 is not below $2"; return 1; }; }
+
+# A run that hangs is a failure, not the end of the test.
+limit=
+if command -v timeout >/dev/null 2>&1; then limit="timeout -k 5 120"; fi
+
+tool=$dir/train_tool
+for cc in ${CC:-} gcc clang cc; do
+    command -v "$cc" >/dev/null 2>&1 && "$cc" -std=gnu11 -O1 -I. -o "$tool" dev/test/train_tool.c -lm 2>"$dir/cc" && break
+done
+if [ ! -x "$tool" ]; then
+    cat "$dir/cc"
+    echo "FAIL  no compiler builds dev/test/train_tool.c"
+    echo "0 passed, 1 failed, 0 skipped"
+    exit 1
+fi
+"$tool" tokens "$dir/train.bin" 1201 67 1 && "$tool" tokens "$dir/val.bin" 700 67 2 || exit 1

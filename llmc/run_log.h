@@ -120,7 +120,7 @@ static inline void run_log_copy(RunLog *log, FILE *from, FILE *to, const char *t
     size_t capacity = 0;
     ssize_t bytes;
     while ((bytes = getline(&line, &capacity, from)) > 0) {
-        uint64_t step;
+        uint64_t step = 0;
         double seconds;
         int whole = line[bytes - 1] == '\n' && run_log_line_step(line, (size_t)bytes - 1, &step, &seconds);
         if (whole && taken && step == last_step) {

@@ -29,8 +29,8 @@ static inline void cuda_check(cudaError_t status, const char *statement, const c
 }
 #define CUDA_CHECK(statement) cuda_check((statement), #statement, __FILE__, __LINE__)
 
-// launch(kernel, grid, block, shared_bytes, stream, args...): the only way a kernel is started here. Raises the limit of
-// dynamic shared memory where more than the default 48 KiB is asked for, and checks the launch. (A fault inside the
+// launch(kernel, grid, block, shared_bytes, stream, args...): the only way a kernel is started here. Raises the limit
+// of dynamic shared memory where more than the default 48 KiB is asked for, and checks the launch. (A fault inside the
 // kernel shows at the next synchronisation, as always.)
 #define LAUNCH_DEFAULT_SHARED_BYTES ((size_t)48 << 10)
 
@@ -205,35 +205,6 @@ __device__ __forceinline__ float block_max(float x, float *shared) {
 #pragma unroll
     for (int warp = 1; warp < WARPS; warp++) largest = fmaxf(largest, shared[warp]);
     return largest;
-}
-
-// ----------------------------------------------------------------------------------------------------------------
-// Column sums in two steps: a kernel leaves `blocks` rows of partial sums, this one adds the rows. Each output has its
-// own fixed tree over the rows (rows r, r + 32, .. by one thread, then the 32 sums in order): the same bits every time,
-// and no atomics.
-
-#define SUM_PARTIALS_LANES 32
-
-static __global__ void __launch_bounds__(WARP_SIZE *SUM_PARTIALS_LANES)
-    sum_partials_kernel(float *out, const float *partials, size_t blocks, size_t stride, size_t cols, int accumulate) {
-    __shared__ float sums[SUM_PARTIALS_LANES][WARP_SIZE];
-    const int lane = threadIdx.x % WARP_SIZE, group = threadIdx.x / WARP_SIZE;
-    const size_t col = (size_t)blockIdx.x * WARP_SIZE + lane;
-    float sum = 0;
-    if (col < cols)
-        for (size_t block = group; block < blocks; block += SUM_PARTIALS_LANES) sum += partials[block * stride + col];
-    sums[group][lane] = sum;
-    __syncthreads();
-    if (group != 0 || col >= cols) return;
-    for (int i = 1; i < SUM_PARTIALS_LANES; i++) sum += sums[i][lane];
-    out[col] = accumulate ? out[col] + sum : sum;
-}
-
-// out (cols) f32 = or += the sums over partials (blocks, stride), of whose rows the first `cols` count.
-static inline void sum_partials(float *out, const float *partials, size_t blocks, size_t stride, size_t cols,
-                                int accumulate, cudaStream_t stream) {
-    launch(sum_partials_kernel, grid_1d(ceil_div(cols, WARP_SIZE)), WARP_SIZE * SUM_PARTIALS_LANES, 0, stream, out,
-           partials, blocks, stride, cols, accumulate);
 }
 
 #endif

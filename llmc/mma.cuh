@@ -8,8 +8,8 @@
 // and of mma.m16n8k8 (tf32), k = l % 4:
 //     A (16 x 8)  a0: (r, k)  a1: (r + 8, k)  a2: (r, k + 4)  a3: (r + 8, k + 4)       B  b0: (k, r)  b1: (k + 4, r)
 // ldmatrix.x4 reads four 8 x 8 matrices of 16-bit values: lane l gives the address of row l % 8 of matrix l / 8, and
-// receives from each the pair at (r, c) (trans: of the transpose). Four of them in the order (0,0) (8,0) (0,8) (8,8) are A.
-// (PTX ISA, "Matrix fragments for mma.m16n8k16 / m16n8k8", "ldmatrix".)
+// receives from each the pair at (r, c) (trans: of the transpose). Four of them in the order (0,0) (8,0) (0,8) (8,8)
+// are A. (PTX ISA, "Matrix fragments for mma.m16n8k16 / m16n8k8", "ldmatrix".)
 #ifndef LLMC_MMA_CUH
 #define LLMC_MMA_CUH
 

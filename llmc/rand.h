@@ -13,6 +13,13 @@
 
 #include "utils.h"
 
+// The generator itself also compiles for the device when nvcc reads this file.
+#ifdef __CUDACC__
+#define RAND_FN static inline __host__ __device__
+#else
+#define RAND_FN static inline
+#endif
+
 // What a number is for. Numbers of two purposes never coincide. The values are part of a run's reproducibility.
 enum {
     RAND_ROUND_WEIGHT = 1,  // stochastic rounding of weights
@@ -30,7 +37,7 @@ typedef struct {
 } RandBlock;
 
 // Philox4x32-10: 128 bits of counter and 64 bits of key to 128 random bits.
-static inline RandBlock rand_philox(RandBlock ctr, uint32_t key0, uint32_t key1) {
+RAND_FN RandBlock rand_philox(RandBlock ctr, uint32_t key0, uint32_t key1) {
     for (int round = 0; round < 10; round++) {
         uint64_t product0 = (uint64_t)0xD2511F53u * ctr.word[0];
         uint64_t product1 = (uint64_t)0xCD9E8D57u * ctr.word[2];
@@ -47,7 +54,7 @@ static inline RandBlock rand_philox(RandBlock ctr, uint32_t key0, uint32_t key1)
 }
 
 // The block that holds elements 4*block .. 4*block+3 of a stream.
-static inline RandBlock rand_block(uint64_t seed, uint32_t purpose, uint32_t stream, uint32_t step, uint64_t block) {
+RAND_FN RandBlock rand_block(uint64_t seed, uint32_t purpose, uint32_t stream, uint32_t step, uint64_t block) {
     RandBlock ctr;
     ctr.word[0] = (uint32_t)block;
     ctr.word[1] = (uint32_t)(block >> 32);

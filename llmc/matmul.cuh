@@ -1,0 +1,279 @@
+// matmul.cuh: the CUDA twin of matmul.h: every matrix product through cuBLASLt, and our own column sums (bias gradient)
+// and matrix-vector product (sampling).
+//
+// For each distinct product (shape, types, epilogue, accumulation) descriptors and algorithm are made at its first use
+// and kept: asking cuBLASLt costs about 10 us, and a cached algorithm gives the same bits from call to call.
+// Accumulators are fp32 everywhere; split-K may reduce in fp32 only (never in the 16-bit output type, which the
+// library's default allows). Row-major matrices are column-major ones transposed, which is how they are described here.
+#ifndef LLMC_MATMUL_CUH
+#define LLMC_MATMUL_CUH
+
+#include <cublasLt.h>
+
+#include "column_sums.cuh"
+#include "mma.cuh"
+#include "precision_types.cuh"
+
+static inline void cublas_check(cublasStatus_t status, const char *statement, const char *file, int line) {
+    if (status != CUBLAS_STATUS_SUCCESS)
+        error_exit(1, file, line, "cuBLAS refused: %s\nwhy: %s (status %d)", statement, cublasLtGetStatusName(status),
+                   (int)status);
+}
+#define CUBLAS_CHECK(statement) cublas_check((statement), #statement, __FILE__, __LINE__)
+
+// What the product does to its sums before the only rounding.
+//   GELU_BIAS: aux = sum + bias as stored, out = gelu(sum + bias before rounding)     DGELU: out = sum gelu'(aux)
+typedef enum { MATMUL_PLAIN, MATMUL_BIAS, MATMUL_GELU_BIAS, MATMUL_DGELU } MatmulEpilogue;
+
+// One kind of product: D (m x n) = op(A) (m x k) . op(B) (k x n) [+ D], column-major. Compared as bytes: no padding.
+typedef struct {
+    uint64_t m, n, k;
+    int32_t transpose_a, transpose_b, operand_type, out_type, accumulate, epilogue;
+} MatmulKey;
+
+typedef struct {
+    MatmulKey key;
+    cublasLtMatmulDesc_t operation;
+    cublasLtMatrixLayout_t a, b, d;
+    cublasLtMatmulAlgo_t algo;
+} MatmulPlan;
+
+#define MATMUL_MAX_PLANS 64
+
+// cuBLASLt's handle, the plans, and the workspace. One per stream: two products that share a workspace corrupt each
+// other.
+typedef struct {
+    cublasLtHandle_t handle;
+    void *workspace;
+    size_t workspace_bytes;
+    int count;
+    MatmulPlan plans[MATMUL_MAX_PLANS];
+} MatmulScratch;
+
+// What to give as workspace: Hopper and later want room for split-K (d12's attention projection: 16.5 MB of partial
+// sums).
+static inline size_t matmul_scratch_bytes(void) { return (size_t)(device_info()->cc >= 90 ? 32 : 4) << 20; }
+
+// `workspace`: device memory, 256-byte aligned.
+static inline MatmulScratch *matmul_scratch(void *workspace, size_t workspace_bytes) {
+    MatmulScratch *scratch = (MatmulScratch *)checked_calloc(1, sizeof *scratch, "cuBLASLt's plans");
+    CUBLAS_CHECK(cublasLtCreate(&scratch->handle));
+    scratch->workspace = workspace;
+    scratch->workspace_bytes = workspace_bytes;
+    return scratch;
+}
+
+static inline void matmul_scratch_free(MatmulScratch *scratch) {
+    for (int i = 0; i < scratch->count; i++) {
+        CUBLAS_CHECK(cublasLtMatmulDescDestroy(scratch->plans[i].operation));
+        CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(scratch->plans[i].a));
+        CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(scratch->plans[i].b));
+        CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(scratch->plans[i].d));
+    }
+    CUBLAS_CHECK(cublasLtDestroy(scratch->handle));
+    free(scratch);
+}
+
+// ----------------------------------------------------------------------------------------------------------------
+// Plans
+
+#define MATMUL_SET(desc, attribute, value) \
+    CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(desc, attribute, &(value), sizeof(value)))
+
+static inline void matmul_describe(MatmulPlan *plan) {
+    static const cublasLtEpilogue_t epilogues[] = {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS,
+                                                   CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_DGELU};
+    const MatmulKey *key = &plan->key;
+    // fp32 stays fp32 unless the policy's operands are tf32. The default permits no tf32.
+    const cublasComputeType_t compute = key->operand_type == CUDA_R_32F && BUILD_OPERAND == FORMAT_TF32
+                                            ? CUBLAS_COMPUTE_32F_FAST_TF32
+                                            : CUBLAS_COMPUTE_32F;
+    const cublasOperation_t transpose_a = key->transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
+    const cublasOperation_t transpose_b = key->transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N;
+    const cudaDataType_t operand = (cudaDataType_t)key->operand_type, out = (cudaDataType_t)key->out_type;
+    CUBLAS_CHECK(cublasLtMatmulDescCreate(&plan->operation, compute, CUDA_R_32F));
+    MATMUL_SET(plan->operation, CUBLASLT_MATMUL_DESC_TRANSA, transpose_a);
+    MATMUL_SET(plan->operation, CUBLASLT_MATMUL_DESC_TRANSB, transpose_b);
+    MATMUL_SET(plan->operation, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogues[key->epilogue]);
+    if (key->epilogue == MATMUL_GELU_BIAS || key->epilogue == MATMUL_DGELU) {
+        const int64_t ld = (int64_t)key->m;
+        MATMUL_SET(plan->operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, ld);
+    }
+    // Leading dimensions are the rows of the stored matrix: no gaps anywhere.
+    const uint64_t a_rows = key->transpose_a ? key->k : key->m, a_cols = key->transpose_a ? key->m : key->k;
+    const uint64_t b_rows = key->transpose_b ? key->n : key->k, b_cols = key->transpose_b ? key->k : key->n;
+    CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&plan->a, operand, a_rows, a_cols, (int64_t)a_rows));
+    CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&plan->b, operand, b_rows, b_cols, (int64_t)b_rows));
+    CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&plan->d, out, key->m, key->n, (int64_t)key->m));
+}
+
+// Bias and aux pointers belong to the call, not to the plan; both are part of what the library's choice looks at.
+static inline void matmul_set_pointers(MatmulPlan *plan, const void *bias, const void *aux) {
+    if (bias) MATMUL_SET(plan->operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+    if (aux) MATMUL_SET(plan->operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux);
+}
+
+// The library's first choice, within the workspace and for pointers of 16-byte alignment (the default assumes 256,
+// which a layer's slice of an arena need not have). Reductions in COMPUTE_TYPE: fp32, in a fixed order.
+static inline void matmul_choose(MatmulScratch *scratch, MatmulPlan *plan) {
+    const uint32_t reduction = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, alignment = 16;
+    cublasLtMatmulPreference_t preference;
+    cublasLtMatmulHeuristicResult_t result;
+    int found = 0;
+    CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&preference));
+#define SET(attribute, value) \
+    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &(value), sizeof(value)))
+    SET(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, scratch->workspace_bytes);
+    SET(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reduction);
+    SET(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment);
+    SET(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment);
+    SET(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment);
+    SET(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment);
+#undef SET
+    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(scratch->handle, plan->operation, plan->a, plan->b, plan->d,
+                                                           plan->d, preference, 1, &result, &found);
+    if (status != CUBLAS_STATUS_SUCCESS || found == 0) {
+        const MatmulKey *key = &plan->key;
+        die("cuBLASLt has no algorithm for a product of m=%llu n=%llu k=%llu, op(A)=%c op(B)=%c, types %d to %d, "
+            "epilogue %d%s\nwhy: %s (status %d)",
+            (unsigned long long)key->m, (unsigned long long)key->n, (unsigned long long)key->k,
+            key->transpose_a ? 'T' : 'N', key->transpose_b ? 'T' : 'N', key->operand_type, key->out_type, key->epilogue,
+            key->accumulate ? ", accumulating" : "", cublasLtGetStatusName(status), (int)status);
+    }
+    plan->algo = result.algo;
+    CUBLAS_CHECK(cublasLtMatmulPreferenceDestroy(preference));
+}
+
+static inline MatmulPlan *matmul_plan(MatmulScratch *scratch, const MatmulKey *key, const void *bias, const void *aux) {
+    for (int i = 0; i < scratch->count; i++)
+        if (memcmp(&scratch->plans[i].key, key, sizeof *key) == 0) {
+            matmul_set_pointers(&scratch->plans[i], bias, aux);
+            return &scratch->plans[i];
+        }
+    if (scratch->count == MATMUL_MAX_PLANS) die("more than %d kinds of matrix products", MATMUL_MAX_PLANS);
+    MatmulPlan *plan = &scratch->plans[scratch->count++];
+    plan->key = *key;
+    matmul_describe(plan);
+    matmul_set_pointers(plan, bias, aux);
+    matmul_choose(scratch, plan);
+    return plan;
+}
+
+static inline void matmul_run(MatmulScratch *scratch, const MatmulKey *key, void *d, const void *a, const void *b,
+                              const void *bias, const void *aux, cudaStream_t stream) {
+    const MatmulPlan *plan = matmul_plan(scratch, key, bias, aux);
+    const float alpha = 1.0f, beta = key->accumulate ? 1.0f : 0.0f;
+    CUBLAS_CHECK(cublasLtMatmul(scratch->handle, plan->operation, &alpha, a, plan->a, b, plan->b, &beta, d, plan->d, d,
+                                plan->d, &plan->algo, scratch->workspace, scratch->workspace_bytes, stream));
+}
+
+// ----------------------------------------------------------------------------------------------------------------
+// The linear layer: see matmul.h. T: act_t, grad_t or weight_t, which one product's operands share.
+
+// out (N, OC) = inp (N, C) . weight (OC, C)^T + bias (OC) or NULL; rounded once, after the bias
+template <typename T>
+static inline void matmul_forward(MatmulScratch *scratch, T *out, const T *inp, const T *weight, const T *bias,
+                                  size_t N, size_t C, size_t OC, cudaStream_t stream) {
+    const int32_t type = TypeFormat<T>::cuda;
+    MatmulKey key = {OC, N, C, 1, 0, type, type, 0, bias ? MATMUL_BIAS : MATMUL_PLAIN};
+    matmul_run(scratch, &key, out, weight, inp, bias, NULL, stream);
+}
+
+// pre (N, OC) = inp . weight^T + bias as stored, and out (N, OC) = gelu of it before rounding (gelu_fused policies
+// only)
+template <typename T>
+static inline void matmul_forward_gelu(MatmulScratch *scratch, T *out, T *pre, const T *inp, const T *weight,
+                                       const T *bias, size_t N, size_t C, size_t OC, cudaStream_t stream) {
+    const int32_t type = TypeFormat<T>::cuda;
+    MatmulKey key = {OC, N, C, 1, 0, type, type, 0, MATMUL_GELU_BIAS};
+    matmul_run(scratch, &key, out, weight, inp, bias, pre, stream);
+}
+
+// dinp (N, C) = dout (N, OC) . weight (OC, C), or += with accumulate; rounded once
+template <typename T>
+static inline void matmul_backward_input(MatmulScratch *scratch, T *dinp, const T *dout, const T *weight, size_t N,
+                                         size_t C, size_t OC, int accumulate, cudaStream_t stream) {
+    const int32_t type = TypeFormat<T>::cuda;
+    MatmulKey key = {C, N, OC, 0, 0, type, type, accumulate != 0, MATMUL_PLAIN};
+    matmul_run(scratch, &key, dinp, weight, dout, NULL, NULL, stream);
+}
+
+// dinp (N, C) = (dout . weight) gelu'(pre), gelu' of the sums before rounding (gelu_fused policies only)
+template <typename T>
+static inline void matmul_backward_input_gelu(MatmulScratch *scratch, T *dinp, const T *dout, const T *weight,
+                                              const T *pre, size_t N, size_t C, size_t OC, cudaStream_t stream) {
+    const int32_t type = TypeFormat<T>::cuda;
+    MatmulKey key = {C, N, OC, 0, 0, type, type, 0, MATMUL_DGELU};
+    matmul_run(scratch, &key, dinp, weight, dout, NULL, pre, stream);
+}
+
+// dweight (OC, C) f32 = dout (N, OC)^T . inp (N, C), or += with accumulate; never rounded
+template <typename T>
+static inline void matmul_backward_weight(MatmulScratch *scratch, float *dweight, const T *dout, const T *inp, size_t N,
+                                          size_t C, size_t OC, int accumulate, cudaStream_t stream) {
+    MatmulKey key = {C, OC, N, 0, 1, TypeFormat<T>::cuda, CUDA_R_32F, accumulate != 0, MATMUL_PLAIN};
+    matmul_run(scratch, &key, dweight, inp, dout, NULL, NULL, stream);
+}
+
+// ----------------------------------------------------------------------------------------------------------------
+
+template <typename T>
+struct MatmulBiasColumns {
+    const T *dout;
+    using Raw = Packed<T, PACK>;
+    __device__ __forceinline__ Raw load(size_t index) const { return load_packed(dout + index); }
+    __device__ __forceinline__ void finish(size_t, const Raw &raw, float (&values)[PACK]) const {
+#pragma unroll
+        for (int j = 0; j < PACK; j++) values[j] = to_float(raw[j]);
+    }
+};
+
+// dbias (OC) f32 = column sums of dout (N, OC), or += with accumulate; OC % 8 == 0; scratch:
+// column_sums_scratch_elems(N, OC) floats. Where a kernel that makes dout can take the sums along
+// (layernorm_backward_sums, gelu_backward_bias), use that.
+template <typename T>
+static inline void matmul_backward_bias(float *dbias, const T *dout, size_t N, size_t OC, int accumulate,
+                                        float *scratch, cudaStream_t stream) {
+    MatmulBiasColumns<T> columns = {dout};
+    column_sums(dbias, columns, N, OC, accumulate, scratch, stream);
+}
+
+#define MATVEC_WARPS 8
+
+// An operand as the policy's products read it.
+template <typename T>
+__device__ __forceinline__ float matvec_operand(T x) {
+    return to_float(x);
+}
+template <>
+__device__ __forceinline__ float matvec_operand<float>(float x) {
+    if (BUILD_OPERAND != FORMAT_TF32) return x;
+    return __uint_as_float(float_to_tf32(x));
+}
+
+// One warp an output.
+template <typename T>
+__global__ void __launch_bounds__(WARP_SIZE *MATVEC_WARPS)
+    matvec_forward_kernel(T *out, const T *inp, const T *weight, const T *bias, int C, size_t OC) {
+    const size_t row = (size_t)blockIdx.x * MATVEC_WARPS + threadIdx.x / WARP_SIZE;
+    if (row >= OC) return;
+    float sum = 0;
+#pragma unroll 4
+    for (int c = threadIdx.x % WARP_SIZE * PACK; c < C; c += WARP_SIZE * PACK) {
+        Packed<T, PACK> w = load_packed(weight + row * C + c), x = load_packed(inp + c);
+#pragma unroll
+        for (int j = 0; j < PACK; j++) sum = fmaf(matvec_operand(w[j]), matvec_operand(x[j]), sum);
+    }
+    sum = warp_sum(sum);
+    if (threadIdx.x % WARP_SIZE == 0) out[row] = from_float<T>(bias ? sum + to_float(bias[row]) : sum);
+}
+
+// matvec_forward: see matmul.h: out (OC) = weight (OC, C) . inp (C) + bias (OC) or NULL; C % 8 == 0
+template <typename T>
+static inline void matvec_forward(T *out, const T *inp, const T *weight, const T *bias, size_t C, size_t OC,
+                                  cudaStream_t stream) {
+    launch(matvec_forward_kernel<T>, grid_1d(ceil_div(OC, MATVEC_WARPS)), WARP_SIZE * MATVEC_WARPS, 0, stream, out, inp,
+           weight, bias, (int)C, OC);
+}
+
+#endif

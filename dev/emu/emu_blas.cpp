@@ -1,0 +1,543 @@
+// emu_blas.cpp: cuBLASLt's product D = epilogue(alpha op(A) op(B) + beta C), column-major, in fp32 arithmetic.
+//
+// It refuses what the real library refuses, by the rules of NVIDIA's documentation of cublasLtMatmul(): a program that
+// passes here must not fail there for a type, a layout or an alignment. EMU_VERBOSE=1 prints each reason.
+//
+// Operands are converted to floats while they are packed (tf32: rounded as EMU_TF32_ROUND says, rna or rz); products of
+// two 16-bit or tf32 values are then exact, and sums run in ascending k. The result is rounded once, when stored.
+#include <stdlib.h>
+#include <string.h>
+
+#include <vector>
+
+#include "../../llmc/formats.h"
+#include "../../llmc/simd.h"
+#include "cublasLt.h"
+
+int emu_compute_capability();
+
+struct EmuCublas {
+    cublasMath_t math;
+};
+struct EmuCublasLt {
+    int unused;
+};
+
+// Defaults are the documentation's; -1: as D.
+struct EmuMatmulDesc {
+    int32_t compute, scale, pointer_mode = CUBLASLT_POINTER_MODE_HOST, transa = 0, transb = 0;
+    uint32_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+    void *bias = nullptr, *aux = nullptr;
+    int64_t bias_stride = 0, aux_ld = 0, aux_stride = 0;
+    const float *a_scale = nullptr, *b_scale = nullptr;
+    const void *c_scale = nullptr, *d_scale = nullptr, *d_amax = nullptr;
+    int32_t aux_type = -1, bias_type = -1, a_scale_mode = 0, b_scale_mode = 0;
+    int8_t fast_accumulation = 0;
+};
+struct EmuMatrixLayout {
+    uint32_t type;
+    int32_t order = CUBLASLT_ORDER_COL;
+    uint64_t rows, cols;
+    int64_t ld;
+    int32_t batches = 1;
+    int64_t stride = 0;
+};
+struct EmuMatmulPreference {
+    uint64_t workspace_bytes = 0;
+    uint32_t search = 0, reduction = 7, alignment[4] = {256, 256, 256, 256};
+};
+
+// ----------------------------------------------------------------------------------------------------------------
+// Handles and attributes
+
+static cublasStatus_t refuse(cublasStatus_t status, const char *why) {
+    static const bool verbose = getenv("EMU_VERBOSE") && *getenv("EMU_VERBOSE") != '0';
+    if (verbose) fprintf(stderr, "cuBLASLt emulation: %s: %s\n", cublasGetStatusName(status), why);
+    return status;
+}
+static cublasStatus_t unsupported(const char *why) { return refuse(CUBLAS_STATUS_NOT_SUPPORTED, why); }
+static cublasStatus_t invalid(const char *why) { return refuse(CUBLAS_STATUS_INVALID_VALUE, why); }
+
+const char *cublasGetStatusName(cublasStatus_t status) {
+    switch (status) {
+        case CUBLAS_STATUS_SUCCESS: return "CUBLAS_STATUS_SUCCESS";
+        case CUBLAS_STATUS_NOT_INITIALIZED: return "CUBLAS_STATUS_NOT_INITIALIZED";
+        case CUBLAS_STATUS_ALLOC_FAILED: return "CUBLAS_STATUS_ALLOC_FAILED";
+        case CUBLAS_STATUS_INVALID_VALUE: return "CUBLAS_STATUS_INVALID_VALUE";
+        case CUBLAS_STATUS_ARCH_MISMATCH: return "CUBLAS_STATUS_ARCH_MISMATCH";
+        case CUBLAS_STATUS_NOT_SUPPORTED: return "CUBLAS_STATUS_NOT_SUPPORTED";
+        case CUBLAS_STATUS_EXECUTION_FAILED: return "CUBLAS_STATUS_EXECUTION_FAILED";
+        default: return "CUBLAS_STATUS_INTERNAL_ERROR";
+    }
+}
+const char *cublasGetStatusString(cublasStatus_t status) { return cublasGetStatusName(status); }
+
+template <typename T>
+static cublasStatus_t create(T **handle) {
+    *handle = new T();
+    return CUBLAS_STATUS_SUCCESS;
+}
+template <typename T>
+static cublasStatus_t destroy(T *handle) {
+    delete handle;
+    return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasCreate(cublasHandle_t *handle) { return create(handle); }
+cublasStatus_t cublasDestroy(cublasHandle_t handle) { return destroy(handle); }
+cublasStatus_t cublasSetStream(cublasHandle_t, cudaStream_t) { return CUBLAS_STATUS_SUCCESS; }
+cublasStatus_t cublasSetWorkspace(cublasHandle_t, void *, size_t) { return CUBLAS_STATUS_SUCCESS; }
+cublasStatus_t cublasSetMathMode(cublasHandle_t handle, cublasMath_t mode) {
+    handle->math = mode;
+    return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle) { return create(handle); }
+cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) { return destroy(handle); }
+size_t cublasLtGetVersion() { return CUBLAS_VERSION; }
+cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t desc) { return destroy(desc); }
+cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) { return destroy(layout); }
+cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *preference) { return create(preference); }
+cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t preference) { return destroy(preference); }
+
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *desc, cublasComputeType_t compute, cudaDataType_t scale) {
+    create(desc);
+    (*desc)->compute = compute;
+    (*desc)->scale = scale;
+    return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *layout, cudaDataType type, uint64_t rows,
+                                          uint64_t cols, int64_t ld) {
+    create(layout);
+    (*layout)->type = type;
+    (*layout)->rows = rows;
+    (*layout)->cols = cols;
+    (*layout)->ld = ld;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+// An attribute is a field; its size must be the one documented.
+template <typename T>
+static cublasStatus_t set_field(T *field, const void *value, size_t bytes) {
+    if (!value || bytes != sizeof *field) return invalid("the attribute has another size");
+    memcpy((void *)field, value, bytes);
+    return CUBLAS_STATUS_SUCCESS;
+}
+#define ATTRIBUTE(name, field) \
+    case name: return set_field(&object->field, value, bytes)
+
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t object, cublasLtMatmulDescAttributes_t attribute,
+                                              const void *value, size_t bytes) {
+    switch (attribute) {
+        ATTRIBUTE(CUBLASLT_MATMUL_DESC_COMPUTE_TYPE, compute);
+        ATTRIBUTE(CUBLASLT_MATMUL_DESC_SCALE_TYPE, scale);
+        ATTRIBUTE(CUBLASLT_MATMUL_DESC_POINTER_MODE, pointer_mode);
+        ATTRIBUTE(CUBLASLT_MATMUL_DESC_TRANSA, transa);
+        ATTRIBUTE(CUBLASLT_MATMUL_DESC_TRANSB, transb);
+        ATTRIBUTE(CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue);
+        ATTRIBUTE(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+        ATTRIBUTE(CUBLASLT_MATMUL_DESC_BIAS_BATCH_STRIDE, bias_stride);
+        ATTRIBUTE(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux);
+        ATTRIBUTE(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, aux_ld);
+        ATTRIBUTE(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_BATCH_STRIDE, aux_stride);
+        ATTRIBUTE(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, a_scale);
+        ATTRIBUTE(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, b_scale);
+        ATTRIBUTE(CUBLASLT_MATMUL_DESC_C_SCALE_POINTER, c_scale);
+        ATTRIBUTE(CUBLASLT_MATMUL_DESC_D_SCALE_POINTER, d_scale);
+        ATTRIBUTE(CUBLASLT_MATMUL_DESC_AMAX_D_POINTER, d_amax);
+        ATTRIBUTE(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE, aux_type);
+        ATTRIBUTE(CUBLASLT_MATMUL_DESC_FAST_ACCUM, fast_accumulation);
+        ATTRIBUTE(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, bias_type);
+        ATTRIBUTE(CUBLASLT_MATMUL_DESC_A_SCALE_MODE, a_scale_mode);
+        ATTRIBUTE(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, b_scale_mode);
+    }
+    return invalid("unknown attribute of a product");
+}
+cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t object, cublasLtMatrixLayoutAttribute_t attribute,
+                                                const void *value, size_t bytes) {
+    switch (attribute) {
+        ATTRIBUTE(CUBLASLT_MATRIX_LAYOUT_TYPE, type);
+        ATTRIBUTE(CUBLASLT_MATRIX_LAYOUT_ORDER, order);
+        ATTRIBUTE(CUBLASLT_MATRIX_LAYOUT_ROWS, rows);
+        ATTRIBUTE(CUBLASLT_MATRIX_LAYOUT_COLS, cols);
+        ATTRIBUTE(CUBLASLT_MATRIX_LAYOUT_LD, ld);
+        ATTRIBUTE(CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, batches);
+        ATTRIBUTE(CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, stride);
+    }
+    return invalid("unknown attribute of a layout");
+}
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t object,
+                                                    cublasLtMatmulPreferenceAttributes_t attribute, const void *value,
+                                                    size_t bytes) {
+    switch (attribute) {
+        ATTRIBUTE(CUBLASLT_MATMUL_PREF_SEARCH_MODE, search);
+        ATTRIBUTE(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace_bytes);
+        ATTRIBUTE(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reduction);
+        ATTRIBUTE(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment[0]);
+        ATTRIBUTE(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment[1]);
+        ATTRIBUTE(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment[2]);
+        ATTRIBUTE(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment[3]);
+    }
+    return invalid("unknown attribute of a preference");
+}
+
+// ----------------------------------------------------------------------------------------------------------------
+// What is refused
+
+struct Problem {
+    const EmuMatmulDesc *desc;
+    const EmuMatrixLayout *a, *b, *c, *d;
+    size_t m, n, k;
+    int bias_type, aux_type;
+    bool fp8, has_bias, bias_gradient;
+};
+
+static bool is_fp8(uint32_t type) { return type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2; }
+static size_t type_bytes(int type) { return type == CUDA_R_32F ? 4 : type == CUDA_R_16F || type == CUDA_R_16BF ? 2 : 1; }
+
+static cublasStatus_t check_shapes(const Problem &p) {
+    const EmuMatrixLayout *all[4] = {p.a, p.b, p.c, p.d};
+    if ((p.desc->transb ? p.b->cols : p.b->rows) != p.k) return invalid("op(A) and op(B) disagree about k");
+    if (p.a->rows == 0 || p.a->cols == 0 || p.n == 0) return invalid("an empty matrix");
+    if (p.d->rows != p.m || p.d->cols != p.n || p.c->rows != p.m || p.c->cols != p.n) return invalid("C or D is not m x n");
+    for (const EmuMatrixLayout *layout : all) {
+        if (layout->order != CUBLASLT_ORDER_COL) return unsupported("only column order");
+        if (layout->ld < (int64_t)layout->rows) return invalid("a leading dimension is below the number of rows");
+        if (layout->batches != p.d->batches || layout->batches < 1) return invalid("batch counts differ");
+    }
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+static cublasStatus_t check_types(const Problem &p) {
+    uint32_t a = p.a->type, b = p.b->type, d = p.d->type;
+    bool tf32 = p.desc->compute == CUBLAS_COMPUTE_32F_FAST_TF32;
+    if (p.desc->scale != CUDA_R_32F) return unsupported("the scale type must be fp32");
+    if (p.desc->compute != CUBLAS_COMPUTE_32F && p.desc->compute != CUBLAS_COMPUTE_32F_PEDANTIC && !tf32)
+        return unsupported("the compute type must be fp32 or tf32");
+    if (p.c->type != d) return unsupported("C and D differ in type");
+    if (d != CUDA_R_32F && d != CUDA_R_16F && d != CUDA_R_16BF) return unsupported("the type of D");
+    if (p.fp8) return CUBLAS_STATUS_SUCCESS;  // check_fp8
+    if (a != b) return unsupported("A and B differ in type");
+    if (a == CUDA_R_32F) return d == CUDA_R_32F ? CUBLAS_STATUS_SUCCESS : unsupported("fp32 operands need an fp32 D");
+    if (a != CUDA_R_16F && a != CUDA_R_16BF) return unsupported("the type of A and B");
+    if (tf32) return unsupported("tf32 products are of fp32 operands");
+    if (d != a && d != CUDA_R_32F) return unsupported("D must be of the operands' type or fp32");
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+static cublasStatus_t check_fp8(const Problem &p) {
+    const EmuMatmulDesc &desc = *p.desc;
+    int cc = emu_compute_capability();
+    bool tn = desc.transa && !desc.transb;
+    if (!is_fp8(p.a->type) || !is_fp8(p.b->type)) return unsupported("fp8 with an operand of another kind");
+    if (cc < 89) return unsupported("fp8 needs compute capability 8.9");
+    if (desc.compute != CUBLAS_COMPUTE_32F) return unsupported("fp8 needs the fp32 compute type");
+    if (p.a->type == CUDA_R_8F_E5M2 && p.b->type == CUDA_R_8F_E5M2) return unsupported("e5m2 times e5m2");
+    if (!tn && cc != 100) return unsupported("fp8 here needs A transposed and B not");
+    if (desc.a_scale_mode || desc.b_scale_mode) return unsupported("block scales (not emulated)");
+    size_t d_bytes = type_bytes((int)p.d->type);
+    if (p.k % 16 || p.m * d_bytes % 16 || (!tn && (p.m % 16 || p.n % 16))) return unsupported("fp8: k of 16, rows of D of 16 bytes");
+    if (p.a->ld % 16 || p.b->ld % 16 || (size_t)p.c->ld * d_bytes % 16 || (size_t)p.d->ld * d_bytes % 16)
+        return unsupported("fp8: leading dimensions must be multiples of 16 bytes");
+    if (desc.epilogue != CUBLASLT_EPILOGUE_DEFAULT && desc.epilogue != CUBLASLT_EPILOGUE_BIAS) return unsupported("this epilogue with fp8");
+    if (p.has_bias && p.bias_type != (p.d->type == CUDA_R_16F ? CUDA_R_16F : CUDA_R_16BF)) return unsupported("fp8: the type of the bias");
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+static cublasStatus_t check_epilogue(const Problem &p) {
+    const EmuMatmulDesc &desc = *p.desc;
+    switch (desc.epilogue) {
+        case CUBLASLT_EPILOGUE_DEFAULT:
+        case CUBLASLT_EPILOGUE_BIAS:
+        case CUBLASLT_EPILOGUE_GELU:
+        case CUBLASLT_EPILOGUE_GELU_BIAS:
+        case CUBLASLT_EPILOGUE_GELU_AUX:
+        case CUBLASLT_EPILOGUE_GELU_AUX_BIAS:
+        case CUBLASLT_EPILOGUE_DGELU:
+        case CUBLASLT_EPILOGUE_DGELU_BGRAD:
+        case CUBLASLT_EPILOGUE_BGRADA:
+        case CUBLASLT_EPILOGUE_BGRADB: break;
+        default: return unsupported("this epilogue (not emulated)");
+    }
+    if (desc.epilogue & 128) {
+        if (desc.aux_ld < (int64_t)p.m || desc.aux_ld % 8) return invalid("the aux leading dimension must be a multiple of 8 and at least m");
+        if (desc.aux_stride % 8) return invalid("the aux batch stride must be a multiple of 8");
+        if (p.aux_type != (int)p.d->type) return unsupported("aux must be of D's type");
+    }
+    if ((p.has_bias || p.bias_gradient) && !p.fp8 && p.bias_type != (int)p.d->type) return unsupported("the bias must be of D's type");
+    if (!p.fp8 && (desc.a_scale || desc.b_scale || desc.a_scale_mode || desc.b_scale_mode)) return invalid("scales of A or B without fp8");
+    if (desc.c_scale || desc.d_scale || desc.d_amax) return invalid("scale of C or D, or amax, without an fp8 C or D");
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+// All that does not depend on pointers; fills in *p.
+static cublasStatus_t check_problem(Problem *p, const EmuMatmulDesc *desc, const EmuMatrixLayout *a,
+                                    const EmuMatrixLayout *b, const EmuMatrixLayout *c, const EmuMatrixLayout *d) {
+    if (!desc || !a || !b || !c || !d) return invalid("a descriptor is missing");
+    p->desc = desc;
+    p->a = a;
+    p->b = b;
+    p->c = c;
+    p->d = d;
+    p->m = desc->transa ? a->cols : a->rows;
+    p->k = desc->transa ? a->rows : a->cols;
+    p->n = desc->transb ? b->rows : b->cols;
+    p->fp8 = is_fp8(a->type) || is_fp8(b->type);
+    p->has_bias = desc->epilogue & 4;
+    p->bias_gradient = desc->epilogue & (16 | 256 | 512);
+    p->bias_type = desc->bias_type >= 0 ? desc->bias_type : p->fp8 && d->type == CUDA_R_32F ? CUDA_R_16BF : (int)d->type;
+    p->aux_type = desc->aux_type >= 0 ? desc->aux_type : (int)d->type;
+    cublasStatus_t status = check_shapes(*p);
+    if (status == CUBLAS_STATUS_SUCCESS) status = check_types(*p);
+    if (status == CUBLAS_STATUS_SUCCESS && p->fp8) status = check_fp8(*p);
+    if (status == CUBLAS_STATUS_SUCCESS) status = check_epilogue(*p);
+    return status;
+}
+
+static bool aligned(const void *pointer, size_t bytes) { return (uintptr_t)pointer % bytes == 0; }
+
+// `promised`: alignments that the algorithm was chosen for (no algorithm uses more than 16), or NULL.
+static cublasStatus_t check_pointers(const Problem &p, const void *const matrices[4], const uint64_t *promised) {
+    const EmuMatrixLayout *layouts[4] = {p.a, p.b, p.c, p.d};
+    for (int i = 0; i < 4; i++) {
+        if (!matrices[i]) continue;
+        size_t need = p.fp8 ? 16 : type_bytes((int)layouts[i]->type);
+        if (promised && promised[i] > need) need = promised[i] < 16 ? promised[i] : 16;
+        if (!aligned(matrices[i], need)) return unsupported("a matrix is less aligned than its type, or than was promised to the heuristic");
+    }
+    if (!matrices[0] || !matrices[1] || !matrices[3]) return invalid("a matrix is missing");
+    if (p.has_bias || p.bias_gradient) {
+        if (!p.desc->bias) return invalid("the bias pointer is missing");
+        if (!aligned(p.desc->bias, type_bytes(p.bias_type))) return unsupported("the bias is not aligned");
+    }
+    if (p.desc->epilogue & 128) {
+        if (!p.desc->aux) return invalid("the aux pointer is missing");
+        if (!aligned(p.desc->aux, 16)) return unsupported("aux is not aligned to 16 bytes");
+    }
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+// ----------------------------------------------------------------------------------------------------------------
+// Arithmetic
+
+static float load(const void *p, size_t i, int type) {
+    switch (type) {
+        case CUDA_R_32F: return ((const float *)p)[i];
+        case CUDA_R_16F: return decode_fp16(((const uint16_t *)p)[i]);
+        case CUDA_R_16BF: return decode_bf16(((const uint16_t *)p)[i]);
+        case CUDA_R_8F_E4M3: return decode_e4m3(((const uint8_t *)p)[i]);
+        default: return decode_e5m2(((const uint8_t *)p)[i]);
+    }
+}
+static void store(void *p, size_t i, int type, float x) {
+    switch (type) {
+        case CUDA_R_32F: ((float *)p)[i] = x; break;
+        case CUDA_R_16F: ((uint16_t *)p)[i] = encode_fp16(x); break;
+        default: ((uint16_t *)p)[i] = encode_bf16(x);
+    }
+}
+
+#define TILE_COLS (2 * VEC_WIDTH)                  // of op(A)'s rows: contiguous in D
+#define TILE_ROWS (VEC_REGISTERS == 32 ? 8 : 4)    // of op(B)'s columns
+
+// One operand as floats, in panels of `width` outer indices, each panel k rows of `width`; the last padded with zeros.
+struct Packed {
+    const char *data;
+    int type;
+    size_t outer, k, outer_step, k_step, width;  // steps in elements
+    float (*round)(float);                       // tf32, else NULL
+    std::vector<float> *panels;
+};
+static float no_rounding(float x) { return x; }
+
+static void pack_panel(const Packed &o, size_t panel) {
+    float *to = o.panels->data() + panel * o.width * o.k;
+    size_t first = panel * o.width, count = o.outer - first < o.width ? o.outer - first : o.width;
+    for (size_t j = 0; j < o.width; j++)
+        for (size_t k = 0; k < o.k; k++)
+            to[k * o.width + j] = j < count ? o.round(load(o.data, (first + j) * o.outer_step + k * o.k_step, o.type)) : 0.0f;
+}
+static void pack(const Packed &o) {
+    size_t panels = (o.outer + o.width - 1) / o.width;
+    o.panels->resize(panels * o.width * o.k);
+#pragma omp parallel for schedule(static) if (panels * o.width * o.k > 20000)
+    for (size_t panel = 0; panel < panels; panel++) pack_panel(o, panel);
+}
+
+static void multiply_tile(float out[TILE_ROWS][TILE_COLS], const float *a, const float *b, size_t k_count) {
+    vecf sum[TILE_ROWS][2];
+    for (int r = 0; r < TILE_ROWS; r++) sum[r][0] = sum[r][1] = vec_set1(0.0f);
+    for (size_t k = 0; k < k_count; k++) {
+        vecf a0 = vec_load(a + k * TILE_COLS), a1 = vec_load(a + k * TILE_COLS + VEC_WIDTH);
+#pragma GCC unroll 8
+        for (int r = 0; r < TILE_ROWS; r++) {
+            vecf factor = vec_set1(b[k * TILE_ROWS + r]);
+            sum[r][0] = vec_fma(factor, a0, sum[r][0]);
+            sum[r][1] = vec_fma(factor, a1, sum[r][1]);
+        }
+    }
+    for (int r = 0; r < TILE_ROWS; r++) {
+        vec_store(out[r], sum[r][0]);
+        vec_store(out[r] + VEC_WIDTH, sum[r][1]);
+    }
+}
+
+// sums[j * m + i] = sum over k of op(A)(i, k) op(B)(k, j)
+static void multiply(float *sums, const Packed &a, const Packed &b) {
+    size_t a_panels = (a.outer + a.width - 1) / a.width, b_panels = (b.outer + b.width - 1) / b.width;
+#pragma omp parallel for schedule(static) if (a.outer * b.outer * a.k > 100000)
+    for (size_t task = 0; task < a_panels * b_panels; task++) {
+        size_t ap = task / b_panels, bp = task % b_panels;  // neighbours share op(A)'s panel
+        float tile[TILE_ROWS][TILE_COLS];
+        multiply_tile(tile, a.panels->data() + ap * a.width * a.k, b.panels->data() + bp * b.width * b.k, a.k);
+        size_t rows = b.outer - bp * b.width < b.width ? b.outer - bp * b.width : b.width;
+        size_t cols = a.outer - ap * a.width < a.width ? a.outer - ap * a.width : a.width;
+        for (size_t r = 0; r < rows; r++)
+            memcpy(sums + (bp * b.width + r) * a.outer + ap * a.width, tile[r], cols * sizeof(float));
+    }
+}
+
+// The tanh form, as cuBLASLt documents for its GELU.
+static float gelu(float x) { return 0.5f * x * (1.0f + tanhf(0.79788456080286535588f * (x + 0.044715f * x * x * x))); }
+static float gelu_derivative(float x) {
+    float t = tanhf(0.79788456080286535588f * (x + 0.044715f * x * x * x));
+    return 0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * 0.79788456080286535588f * (1.0f + 3.0f * 0.044715f * x * x);
+}
+
+struct Pointers {
+    const char *a, *b, *c;
+    char *d, *bias, *aux;
+};
+
+// sums -> D: column j, all rows. Leaves the unrounded results in sums for a bias gradient.
+static void epilogue_column(const Problem &p, const Pointers &at, float *sums, size_t j, float alpha, float beta) {
+    uint32_t epilogue = p.desc->epilogue;
+    for (size_t i = 0; i < p.m; i++) {
+        float v = alpha * sums[j * p.m + i];
+        if (beta != 0.0f) v = fmaf(beta, load(at.c, j * (size_t)p.c->ld + i, (int)p.c->type), v);
+        if (p.has_bias) v += load(at.bias, i, p.bias_type);
+        size_t aux_index = j * (size_t)p.desc->aux_ld + i;
+        if (epilogue & 32) {
+            if (epilogue & 128) store(at.aux, aux_index, p.aux_type, v);
+            v = gelu(v);
+        } else if (epilogue & 64) {
+            v *= gelu_derivative(load(at.aux, aux_index, p.aux_type));
+        }
+        store(at.d, j * (size_t)p.d->ld + i, (int)p.d->type, v);
+        sums[j * p.m + i] = v;
+    }
+}
+
+// BGRADA, BGRADB: an operand summed over k.
+static void operand_sums(const Packed &o, void *out, int type) {
+    for (size_t j = 0; j < o.outer; j++) {
+        double sum = 0;
+        for (size_t k = 0; k < o.k; k++) sum += (*o.panels)[j / o.width * o.width * o.k + k * o.width + j % o.width];
+        store(out, j, type, (float)sum);
+    }
+}
+
+static float (*tf32_rounding())(float) {
+    static const char *how = getenv("EMU_TF32_ROUND");
+    return how && strcmp(how, "rz") == 0 ? round_tf32_rz : round_tf32_rna;
+}
+
+static void compute(const Problem &p, const Pointers &at, float alpha, float beta) {
+    static std::vector<float> a_panels, b_panels, sums;
+    const EmuMatmulDesc &desc = *p.desc;
+    float (*round)(float) = desc.compute == CUBLAS_COMPUTE_32F_FAST_TF32 ? tf32_rounding() : no_rounding;
+    size_t lda = (size_t)p.a->ld, ldb = (size_t)p.b->ld;
+    Packed a = {at.a, (int)p.a->type, p.m, p.k, desc.transa ? lda : 1, desc.transa ? 1 : lda, TILE_COLS, round, &a_panels};
+    Packed b = {at.b, (int)p.b->type, p.n, p.k, desc.transb ? 1 : ldb, desc.transb ? ldb : 1, TILE_ROWS, round, &b_panels};
+    pack(a);
+    pack(b);
+    sums.resize(p.m * p.n);
+    multiply(sums.data(), a, b);
+    // decode scales: one fp32 product, applied after the sum
+    if (desc.a_scale || desc.b_scale) alpha *= (desc.a_scale ? *desc.a_scale : 1.0f) * (desc.b_scale ? *desc.b_scale : 1.0f);
+#pragma omp parallel for schedule(static) if (p.m * p.n > 10000)
+    for (size_t j = 0; j < p.n; j++) epilogue_column(p, at, sums.data(), j, alpha, beta);
+    if (desc.epilogue & 16)
+        for (size_t i = 0; i < p.m; i++) {
+            double sum = 0;
+            for (size_t j = 0; j < p.n; j++) sum += sums[j * p.m + i];
+            store(at.bias, i, p.bias_type, (float)sum);
+        }
+    if (desc.epilogue == CUBLASLT_EPILOGUE_BGRADA) operand_sums(a, at.bias, p.bias_type);
+    if (desc.epilogue == CUBLASLT_EPILOGUE_BGRADB) operand_sums(b, at.bias, p.bias_type);
+}
+
+// ----------------------------------------------------------------------------------------------------------------
+// Calls
+
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
+                                              cublasLtMatrixLayout_t Adesc, cublasLtMatrixLayout_t Bdesc,
+                                              cublasLtMatrixLayout_t Cdesc, cublasLtMatrixLayout_t Ddesc,
+                                              cublasLtMatmulPreference_t preference, int requested,
+                                              cublasLtMatmulHeuristicResult_t results[], int *returned) {
+    Problem p;
+    *returned = 0;
+    if (!handle || !preference || requested < 1) return invalid("a handle, a preference and room for a result are needed");
+    cublasStatus_t status = check_problem(&p, desc, Adesc, Bdesc, Cdesc, Ddesc);
+    if (status != CUBLAS_STATUS_SUCCESS) return status;
+    memset(results, 0, sizeof *results);
+    results->algo.data[0] = 1;
+    for (int i = 0; i < 4; i++) results->algo.data[1 + i] = preference->alignment[i];
+    results->state = CUBLAS_STATUS_SUCCESS;
+    results->wavesCount = 1.0f;
+    *returned = 1;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const void *alpha, const void *A,
+                              cublasLtMatrixLayout_t Adesc, const void *B, cublasLtMatrixLayout_t Bdesc,
+                              const void *beta, const void *C, cublasLtMatrixLayout_t Cdesc, void *D,
+                              cublasLtMatrixLayout_t Ddesc, const cublasLtMatmulAlgo_t *algo, void *workspace,
+                              size_t workspace_bytes, cudaStream_t) {
+    Problem p;
+    const void *matrices[4] = {A, B, C, D};
+    if (!handle || !alpha || !beta) return invalid("a handle, alpha and beta are needed");
+    if (algo && algo->data[0] != 1) return invalid("the algorithm is not one of the heuristic's");
+    if (workspace_bytes && !aligned(workspace, 256)) return invalid("the workspace must be aligned to 256 bytes");
+    cublasStatus_t status = check_problem(&p, desc, Adesc, Bdesc, Cdesc, Ddesc);
+    if (status == CUBLAS_STATUS_SUCCESS) status = check_pointers(p, matrices, algo ? algo->data + 1 : nullptr);
+    if (status != CUBLAS_STATUS_SUCCESS) return status;
+    float alpha_value = *(const float *)alpha, beta_value = *(const float *)beta;  // host or device: the same memory
+    if (beta_value != 0.0f && !C) return invalid("C is missing");
+    for (int64_t batch = 0; batch < Ddesc->batches; batch++) {
+        auto offset = [&](const EmuMatrixLayout *layout) { return batch * layout->stride * (int64_t)type_bytes((int)layout->type); };
+        Pointers at = {(const char *)A + offset(Adesc), (const char *)B + offset(Bdesc), C ? (const char *)C + offset(Cdesc) : nullptr,
+                       (char *)D + offset(Ddesc), nullptr, nullptr};
+        if (desc->bias) at.bias = (char *)desc->bias + batch * desc->bias_stride * (int64_t)type_bytes(p.bias_type);
+        if (desc->aux) at.aux = (char *)desc->aux + batch * desc->aux_stride * (int64_t)type_bytes(p.aux_type);
+        compute(p, at, alpha_value, beta_value);
+    }
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t handle, cublasOperation_t transa, cublasOperation_t transb,
+                                          int m, int n, int k, const void *alpha, const void *A, cudaDataType_t Atype,
+                                          int lda, long long strideA, const void *B, cudaDataType_t Btype, int ldb,
+                                          long long strideB, const void *beta, void *C, cudaDataType_t Ctype, int ldc,
+                                          long long strideC, int batches, cublasComputeType_t compute_type,
+                                          cublasGemmAlgo_t) {
+    if (!handle || m < 0 || n < 0 || k < 0) return invalid("a negative size, or no handle");
+    EmuCublasLt lt = {};
+    EmuMatmulDesc desc;
+    bool tf32 = handle->math == CUBLAS_TF32_TENSOR_OP_MATH && Atype == CUDA_R_32F && compute_type == CUBLAS_COMPUTE_32F;
+    desc.compute = tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : compute_type;
+    desc.scale = CUDA_R_32F;
+    desc.transa = transa;
+    desc.transb = transb;
+    EmuMatrixLayout layouts[3];
+    const uint32_t types[3] = {Atype, Btype, Ctype};
+    const long long strides[3] = {strideA, strideB, strideC};
+    const int lds[3] = {lda, ldb, ldc}, rows[3] = {transa ? k : m, transb ? n : k, m}, cols[3] = {transa ? m : k, transb ? k : n, n};
+    for (int i = 0; i < 3; i++) {
+        layouts[i].type = types[i];
+        layouts[i].rows = (uint64_t)rows[i];
+        layouts[i].cols = (uint64_t)cols[i];
+        layouts[i].ld = lds[i];
+        layouts[i].stride = strides[i];
+        layouts[i].batches = batches;
+    }
+    return cublasLtMatmul(&lt, &desc, alpha, A, &layouts[0], B, &layouts[1], beta, C, &layouts[2], C, &layouts[2], nullptr, nullptr, 0, nullptr);
+}

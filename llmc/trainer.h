@@ -166,6 +166,15 @@ static inline void setup_schedule(Trainer *t) {
     schedule_check(&t->schedule);
 }
 
+// Files that note a larger vocabulary than the model has would end the run at the first of their rarer ids, hours later.
+static inline void require_vocabulary(const DataLoader *dl, size_t V) {
+    for (uint64_t i = 0; i < dl->num_shards; i++)
+        if (dl->shards[i].note_vocabulary > V)
+            die("%s '%s': the file was made with a vocabulary of %u, the model knows %zu ids\ntry: files made for this "
+                "model, or a model for them (--vocab %u, or no --vocab and --init)",
+                dl->option_name, dl->shards[i].path, dl->shards[i].note_vocabulary, V, dl->shards[i].note_vocabulary);
+}
+
 // Opens the data. It also settles the vocabulary where --vocab and --init do not: the one noted in the token files,
 // GPT-2's where there is no note (llm.c's files have none).
 static inline void setup_data(Trainer *t) {
@@ -175,7 +184,8 @@ static inline void setup_data(Trainer *t) {
     if (t->train.V == 0) t->train.V = GPT2_VOCAB;
     config_set_vocab(&t->config, t->train.V);
     config_check(&t->config);
-    dataloader_require(&t->train, t->B, 1);
+    require_vocabulary(&t->train, t->config.V);
+    if (!o->dry_run) dataloader_require(&t->train, t->B, 1);  // a plan of memory is of use without data, too
     double epoch_steps = (double)t->train.samples_per_epoch / (double)per_step * o->epochs;
     if (!o->steps && epoch_steps > OPTION_MAX_COUNT) die_usage("--epochs %g makes too many steps", o->epochs);
     t->total_steps = o->steps ? o->steps : (uint64_t)max_size(1, (size_t)epoch_steps);
@@ -185,6 +195,7 @@ static inline void setup_data(Trainer *t) {
         die("--val '%s': the validation set is too small: no file has the %zu tokens of one sequence (--seq + 1)\n"
             "try: a smaller --seq, more validation text, or --val '' to train without",
             o->val, t->T + 1);
+    require_vocabulary(&t->val, t->config.V);
     if (t->train.fingerprint && t->val.fingerprint && t->train.fingerprint != t->val.fingerprint)
         die("--val '%s' was made with another tokenizer than --train '%s'\n"
             "why: their headers note different vocabularies, so the same id means different text in them\n"
@@ -232,6 +243,38 @@ static inline void setup_generator(Trainer *t) {
 // ----------------------------------------------------------------------------------------------------------------
 // Plans, printed before anything is allocated
 
+// Bytes all arenas of the planned model would take with micro-batches of B sequences.
+static inline size_t plan_bytes(const Trainer *t, size_t B) {
+    static Model planned;  // large, and without memory of its own
+    Arena *arenas[8];
+    BatchShape shape = {B, t->T, (int)t->options.recompute};
+    size_t total = 0;
+    model_plan(&planned, &t->config, &shape, t->model.decode_T);
+    for (size_t i = 0, n = model_arenas(&planned, arenas); i < n; i++) total += arenas[i]->used_bytes;
+    return total;
+}
+
+// Says where the plan is more than the machine's memory, and what would fit; ends the run there unless it is a plan only.
+static inline void check_memory(const Trainer *t, size_t total) {
+    long pages = sysconf(_SC_PHYS_PAGES), page_bytes = sysconf(_SC_PAGESIZE);
+    char need[32], have[32], fits[96] = "even --batch 1 does not fit: a smaller model or --seq";
+    size_t memory = pages > 0 && page_bytes > 0 ? size_mul((size_t)pages, (size_t)page_bytes) : SIZE_MAX;
+    size_t low = 0, high = t->B;
+    if (total <= memory) return;
+    while (high - low > 1) {
+        size_t middle = low + (high - low) / 2;
+        if (plan_bytes(t, middle) <= memory) low = middle;
+        else high = middle;
+    }
+    if (low)
+        snprintf(fits, sizeof fits, "--batch %zu, the largest that fits%s", low,
+                 t->options.recompute < 2 ? ", or --recompute 2" : "");
+    format_bytes_text(need, (double)total);
+    format_bytes_text(have, (double)memory);
+    if (!t->options.dry_run) die("the run needs %s of memory, this machine has %s\ntry: %s", need, have, fits);
+    printf("  this machine has %s: try %s\n", have, fits);
+}
+
 static inline void print_plan(Trainer *t) {
     Arena *arenas[8];
     char text[32], count[32];
@@ -247,6 +290,9 @@ static inline void print_plan(Trainer *t) {
     }
     printf("  %-14s %12s   (%d thread%s%s)\n", "total", format_bytes_text(text, (double)total), thread_count(),
            thread_count() == 1 ? "" : "s", thread_count_note());
+    printf("  %zu logits a pass, of which at most %zu rows exist at once\n", size_mul(size_mul(t->B, t->T), c->Vp),
+           LOGITS_CHUNK_ROWS);
+    check_memory(t, total);
     printf("data: %llu shard%s, %s tokens to train on\n", (unsigned long long)t->train.num_shards,
            t->train.num_shards == 1 ? "" : "s", format_count(count, (double)t->train.total_tokens));
     double needed = tokens_per_step * (double)t->total_steps;
@@ -257,6 +303,7 @@ static inline void print_plan(Trainer *t) {
         printf("  validation over %llu sequences, the same %s tokens each time\n",
                (unsigned long long)t->val_sequences, format_count(count, (double)t->val_sequences * (double)t->T));
     fflush(stdout);
+    dataloader_require(&t->train, t->B, 1);
 }
 
 // ----------------------------------------------------------------------------------------------------------------

@@ -90,6 +90,9 @@ typedef enum {
     CUBLASLT_REDUCTION_SCHEME_MASK = 7
 } cublasLtReductionScheme_t;
 
+#define cublasLtGetStatusName cublasGetStatusName
+#define cublasLtGetStatusString cublasGetStatusString
+
 cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle);
 cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle);
 size_t cublasLtGetVersion();

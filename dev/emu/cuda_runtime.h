@@ -259,17 +259,17 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config, void (*kernel)(
 // ----------------------------------------------------------------------------------------------------------------
 // Barriers and warp collectives
 
-static inline void __syncthreads(emu::Site site = EMU_SITE("__syncthreads")) {
-    emu::block_barrier(emu::BARRIER_ONLY, 0, site);
+static inline void __syncthreads(EMU_WHERE) {
+    emu::block_barrier(emu::BARRIER_ONLY, 0, EMU_SITE("__syncthreads"));
 }
-static inline int __syncthreads_count(int predicate, emu::Site site = EMU_SITE("__syncthreads_count")) {
-    return emu::block_barrier(emu::BARRIER_COUNT, predicate, site);
+static inline int __syncthreads_count(int predicate, EMU_WHERE) {
+    return emu::block_barrier(emu::BARRIER_COUNT, predicate, EMU_SITE("__syncthreads_count"));
 }
-static inline int __syncthreads_and(int predicate, emu::Site site = EMU_SITE("__syncthreads_and")) {
-    return emu::block_barrier(emu::BARRIER_AND, predicate, site);
+static inline int __syncthreads_and(int predicate, EMU_WHERE) {
+    return emu::block_barrier(emu::BARRIER_AND, predicate, EMU_SITE("__syncthreads_and"));
 }
-static inline int __syncthreads_or(int predicate, emu::Site site = EMU_SITE("__syncthreads_or")) {
-    return emu::block_barrier(emu::BARRIER_OR, predicate, site);
+static inline int __syncthreads_or(int predicate, EMU_WHERE) {
+    return emu::block_barrier(emu::BARRIER_OR, predicate, EMU_SITE("__syncthreads_or"));
 }
 
 namespace emu {
@@ -316,43 +316,43 @@ inline uint32_t vote(WarpOperation operation, uint32_t mask, uint32_t value, Sit
 
 // Source lanes as PTX's shfl has them: within segments of `width` lanes, a source beyond the segment is the lane itself.
 template <typename T>
-static inline T __shfl_sync(unsigned mask, T value, int source, int width = 32, emu::Site site = EMU_SITE("__shfl_sync")) {
+static inline T __shfl_sync(unsigned mask, T value, int source, int width = 32, EMU_WHERE) {
     unsigned w = (unsigned)width, first = emu::lane_index() & ~(w - 1);
-    return emu::shuffle(mask, value, first | ((unsigned)source & (w - 1)), site);
+    return emu::shuffle(mask, value, first | ((unsigned)source & (w - 1)), EMU_SITE("__shfl_sync"));
 }
 template <typename T>
 static inline T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32,
-                               emu::Site site = EMU_SITE("__shfl_up_sync")) {
+                               EMU_WHERE) {
     unsigned lane = emu::lane_index(), first = lane & ~((unsigned)width - 1);
-    return emu::shuffle(mask, value, lane < first + delta ? lane : lane - delta, site);
+    return emu::shuffle(mask, value, lane < first + delta ? lane : lane - delta, EMU_SITE("__shfl_up_sync"));
 }
 template <typename T>
 static inline T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32,
-                                 emu::Site site = EMU_SITE("__shfl_down_sync")) {
+                                 EMU_WHERE) {
     unsigned lane = emu::lane_index(), last = lane | ((unsigned)width - 1);
-    return emu::shuffle(mask, value, lane + delta > last ? lane : lane + delta, site);
+    return emu::shuffle(mask, value, lane + delta > last ? lane : lane + delta, EMU_SITE("__shfl_down_sync"));
 }
 template <typename T>
 static inline T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int width = 32,
-                                emu::Site site = EMU_SITE("__shfl_xor_sync")) {
+                                EMU_WHERE) {
     unsigned lane = emu::lane_index(), last = lane | ((unsigned)width - 1), source = lane ^ (unsigned)lane_mask;
-    return emu::shuffle(mask, value, source > last ? lane : source, site);
+    return emu::shuffle(mask, value, source > last ? lane : source, EMU_SITE("__shfl_xor_sync"));
 }
 
-static inline void __syncwarp(unsigned mask = 0xffffffffu, emu::Site site = EMU_SITE("__syncwarp")) {
-    emu::warp_collective(emu::no_operation, mask, nullptr, site);
+static inline void __syncwarp(unsigned mask = 0xffffffffu, EMU_WHERE) {
+    emu::warp_collective(emu::no_operation, mask, nullptr, EMU_SITE("__syncwarp"));
 }
-static inline unsigned __ballot_sync(unsigned mask, int predicate, emu::Site site = EMU_SITE("__ballot_sync")) {
-    return emu::vote(emu::ballot_operation, mask, predicate != 0, site);
+static inline unsigned __ballot_sync(unsigned mask, int predicate, EMU_WHERE) {
+    return emu::vote(emu::ballot_operation, mask, predicate != 0, EMU_SITE("__ballot_sync"));
 }
-static inline int __any_sync(unsigned mask, int predicate, emu::Site site = EMU_SITE("__any_sync")) {
-    return emu::vote(emu::ballot_operation, mask, predicate != 0, site) != 0;
+static inline int __any_sync(unsigned mask, int predicate, EMU_WHERE) {
+    return emu::vote(emu::ballot_operation, mask, predicate != 0, EMU_SITE("__any_sync")) != 0;
 }
-static inline int __all_sync(unsigned mask, int predicate, emu::Site site = EMU_SITE("__all_sync")) {
-    return emu::vote(emu::ballot_operation, mask, predicate == 0, site) == 0;
+static inline int __all_sync(unsigned mask, int predicate, EMU_WHERE) {
+    return emu::vote(emu::ballot_operation, mask, predicate == 0, EMU_SITE("__all_sync")) == 0;
 }
-static inline unsigned __match_any_sync(unsigned mask, unsigned value, emu::Site site = EMU_SITE("__match_any_sync")) {
-    return emu::vote(emu::match_operation, mask, value, site);
+static inline unsigned __match_any_sync(unsigned mask, unsigned value, EMU_WHERE) {
+    return emu::vote(emu::match_operation, mask, value, EMU_SITE("__match_any_sync"));
 }
 // Lanes that have not returned. Which lanes run together has no meaning here: do not build masks from it in branches.
 static inline unsigned __activemask() { return emu::live_lanes(); }
@@ -364,8 +364,8 @@ static inline unsigned __activemask() { return emu::live_lanes(); }
     };                                                                                                         \
     }                                                                                                          \
     static inline type __reduce_##name##_sync(unsigned mask, type value,                                       \
-                                              emu::Site site = EMU_SITE("__reduce_" #name "_sync")) {          \
-        return (type)emu::vote(emu::reduce_operation<type, emu::name##type>, mask, (uint32_t)value, site);     \
+                                              EMU_WHERE) {          \
+        return (type)emu::vote(emu::reduce_operation<type, emu::name##type>, mask, (uint32_t)value, EMU_SITE("__reduce_" #name "_sync"));     \
     }
 EMU_REDUCE(add, unsigned, a + b)
 EMU_REDUCE(add, int, (int)((unsigned)a + (unsigned)b))

@@ -454,20 +454,20 @@ void kernel_error(const char *fmt, ...) {
 // No thread can run and some have not returned: says what the first of each kind waits for.
 static void describe_stuck(Worker *w) {
     std::string text = "the block is stuck: no thread can go on";
-    unsigned shown = 0, first = 0;
+    std::vector<const Thread *> shown;  // one of each kind
     for (unsigned i = 0; i < w->threads; i++) {
         const Thread &t = w->thread[i];
-        if (t.waiting == RETURNED) continue;
-        if (!shown) first = i;
-        else if (shown == 8) break;
-        else if (t.waiting == w->thread[i - 1].waiting && t.site.line == w->thread[i - 1].site.line) continue;
+        bool known = t.waiting == RETURNED || shown.size() == 8;
+        for (const Thread *other : shown) known |= other->site.line == t.site.line && other->waiting == t.waiting && other->mask == t.mask;
+        if (known) continue;
         char line[256], mask[32] = "";
         if (t.waiting == IN_WARP) snprintf(mask, sizeof mask, ", mask 0x%08x", t.mask);
-        snprintf(line, sizeof line, "\n%s thread (%u,%u,%u) waits in %s (%s:%d)%s", shown ? "     " : "why:", t.index.x,
-                 t.index.y, t.index.z, t.site.what, t.site.file, t.site.line, mask);
+        snprintf(line, sizeof line, "\n%s thread (%u,%u,%u) waits in %s (%s:%d)%s", shown.empty() ? "why:" : "     ",
+                 t.index.x, t.index.y, t.index.z, t.site.what, t.site.file, t.site.line, mask);
         text += line;
-        shown++;
+        shown.push_back(&t);
     }
+    unsigned first = (unsigned)(shown[0] - w->thread);
     report(first, text.c_str());
 }
 
@@ -730,14 +730,14 @@ static void mma(WarpOperation operation, float *d, const uint32_t *a, const uint
     MmaData data = {d, a, b, c};
     warp_collective(operation, 0xffffffffu, &data, site);
 }
-void mma_m16n8k16_bf16(float d[4], const uint32_t a[4], const uint32_t b[2], const float c[4], Site site) {
-    mma(mma_16_operation<true>, d, a, b, c, site);
+void mma_m16n8k16_bf16(float d[4], const uint32_t a[4], const uint32_t b[2], const float c[4], const char *file, int line) {
+    mma(mma_16_operation<true>, d, a, b, c, EMU_SITE("mma.m16n8k16.bf16"));
 }
-void mma_m16n8k16_fp16(float d[4], const uint32_t a[4], const uint32_t b[2], const float c[4], Site site) {
-    mma(mma_16_operation<false>, d, a, b, c, site);
+void mma_m16n8k16_fp16(float d[4], const uint32_t a[4], const uint32_t b[2], const float c[4], const char *file, int line) {
+    mma(mma_16_operation<false>, d, a, b, c, EMU_SITE("mma.m16n8k16.f16"));
 }
-void mma_m16n8k8_tf32(float d[4], const uint32_t a[4], const uint32_t b[2], const float c[4], Site site) {
-    mma(mma_tf32_operation, d, a, b, c, site);
+void mma_m16n8k8_tf32(float d[4], const uint32_t a[4], const uint32_t b[2], const float c[4], const char *file, int line) {
+    mma(mma_tf32_operation, d, a, b, c, EMU_SITE("mma.m16n8k8.tf32"));
 }
 
 struct MatrixData {

@@ -20,9 +20,10 @@ struct Site {
     const char *what, *file;
     int line;
 };
-// Must be in the argument list's default: there __builtin_LINE is the caller's line.
+// As last parameters: there __builtin_LINE is the caller's line. (Inside a braced default it is not, with gcc.)
+#define EMU_WHERE const char *file = __builtin_FILE(), int line = __builtin_LINE()
 #define EMU_SITE(name) \
-    emu::Site { name, __builtin_FILE(), __builtin_LINE() }
+    emu::Site { name, file, line }
 
 // Called once by the last arrival with every member's data: lanes[i] is NULL unless bit i of `members` is set.
 typedef void (*WarpOperation)(void *const lanes[32], uint32_t members);
@@ -47,33 +48,30 @@ uint32_t live_lanes();
 // Twins of PTX instructions. Fragment layouts as in the PTX ISA (and at the top of llmc/mma.cuh). Sums are fp32, in
 // ascending k; the hardware's own order is not documented.
 
-void mma_m16n8k16_bf16(float d[4], const uint32_t a[4], const uint32_t b[2], const float c[4],
-                       Site site = EMU_SITE("mma.m16n8k16.bf16"));
-void mma_m16n8k16_fp16(float d[4], const uint32_t a[4], const uint32_t b[2], const float c[4],
-                       Site site = EMU_SITE("mma.m16n8k16.f16"));
+void mma_m16n8k16_bf16(float d[4], const uint32_t a[4], const uint32_t b[2], const float c[4], EMU_WHERE);
+void mma_m16n8k16_fp16(float d[4], const uint32_t a[4], const uint32_t b[2], const float c[4], EMU_WHERE);
 // Operands are fp32 patterns of which the tensor core reads the upper 19 bits.
-void mma_m16n8k8_tf32(float d[4], const uint32_t a[4], const uint32_t b[2], const float c[4],
-                      Site site = EMU_SITE("mma.m16n8k8.tf32"));
+void mma_m16n8k8_tf32(float d[4], const uint32_t a[4], const uint32_t b[2], const float c[4], EMU_WHERE);
 
 // `matrices` 8 x 8 matrices of 16-bit values; lane l names row l % 8 of matrix l / 8 (further lanes' rows are unused).
 void ldmatrix(uint32_t *r, const void *row, int matrices, bool transposed, Site site);
-inline void ldmatrix_x1(uint32_t r[1], const void *row, Site site = EMU_SITE("ldmatrix.x1")) {
-    ldmatrix(r, row, 1, false, site);
+inline void ldmatrix_x1(uint32_t r[1], const void *row, EMU_WHERE) {
+    ldmatrix(r, row, 1, false, EMU_SITE("ldmatrix.x1"));
 }
-inline void ldmatrix_x2(uint32_t r[2], const void *row, Site site = EMU_SITE("ldmatrix.x2")) {
-    ldmatrix(r, row, 2, false, site);
+inline void ldmatrix_x2(uint32_t r[2], const void *row, EMU_WHERE) {
+    ldmatrix(r, row, 2, false, EMU_SITE("ldmatrix.x2"));
 }
-inline void ldmatrix_x4(uint32_t r[4], const void *row, Site site = EMU_SITE("ldmatrix.x4")) {
-    ldmatrix(r, row, 4, false, site);
+inline void ldmatrix_x4(uint32_t r[4], const void *row, EMU_WHERE) {
+    ldmatrix(r, row, 4, false, EMU_SITE("ldmatrix.x4"));
 }
-inline void ldmatrix_x1_trans(uint32_t r[1], const void *row, Site site = EMU_SITE("ldmatrix.x1.trans")) {
-    ldmatrix(r, row, 1, true, site);
+inline void ldmatrix_x1_trans(uint32_t r[1], const void *row, EMU_WHERE) {
+    ldmatrix(r, row, 1, true, EMU_SITE("ldmatrix.x1.trans"));
 }
-inline void ldmatrix_x2_trans(uint32_t r[2], const void *row, Site site = EMU_SITE("ldmatrix.x2.trans")) {
-    ldmatrix(r, row, 2, true, site);
+inline void ldmatrix_x2_trans(uint32_t r[2], const void *row, EMU_WHERE) {
+    ldmatrix(r, row, 2, true, EMU_SITE("ldmatrix.x2.trans"));
 }
-inline void ldmatrix_x4_trans(uint32_t r[4], const void *row, Site site = EMU_SITE("ldmatrix.x4.trans")) {
-    ldmatrix(r, row, 4, true, site);
+inline void ldmatrix_x4_trans(uint32_t r[4], const void *row, EMU_WHERE) {
+    ldmatrix(r, row, 4, true, EMU_SITE("ldmatrix.x4.trans"));
 }
 
 // cp.async of 4, 8 or 16 bytes, of which `bytes` come from global memory and the rest are zero. What is written stays

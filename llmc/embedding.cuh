@@ -177,8 +177,9 @@ __global__ void __launch_bounds__(WARP_SIZE *EMBEDDING_WARPS, 4)
 }
 
 // embedding_backward: see embedding.h; C % 8 == 0
-//   plan and its array on the device stand in the place of inp; scratch: embedding_backward_scratch_elems(B T, C)
-//   floats moves 2 B T C elements of dout and the rows of dwte that occur
+//   plan and its array on the device stand in the place of inp
+//   scratch: embedding_backward_scratch_elems(B T, C) floats
+//   moves 2 B T C elements of dout and the rows of dwte that occur
 template <typename G>
 static inline void embedding_backward(float *dwte, float *dwpe, const G *dout, const EmbeddingPlan *plan,
                                       const int32_t *plan_array, size_t B, size_t T_len, size_t C, float *scratch,

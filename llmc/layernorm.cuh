@@ -40,38 +40,38 @@ __global__ void __launch_bounds__(WARP_SIZE *LAYERNORM_WARPS, VECTORS <= 3      
             a[i] = load_packed(inp1 + row * C + first + i * step);
             if (FUSED) b[i] = load_packed(inp2 + row * C + first + i * step);
         }
-    float x[VECTORS][PACK], sum = 0;
+    // The row stays as stored: half the registers of floats, and converting again costs an instruction an element.
+    float sum = 0;
 #pragma unroll
-    for (int i = 0; i < VECTORS; i++)
+    for (int i = 0; i < VECTORS; i++) {
+        if (first + i * step >= C) continue;
 #pragma unroll
         for (int j = 0; j < PACK; j++) {
-            x[i][j] = 0;
-            if (first + i * step >= C) continue;
             if (FUSED) a[i][j] = from_float<T>(to_float(a[i][j]) + to_float(b[i][j]));
-            x[i][j] = to_float(a[i][j]);
-            sum += x[i][j];
+            sum += to_float(a[i][j]);
         }
-    if (FUSED)
-#pragma unroll
-        for (int i = 0; i < VECTORS; i++)
-            if (first + i * step < C) store_packed(residual + row * C + first + i * step, a[i]);
+        if (FUSED) store_packed(residual + row * C + first + i * step, a[i]);
+    }
     const float m = layernorm_row_sum<ROW_WARPS>(sum, shared[0]) / (float)C;
     float squares = 0;
 #pragma unroll
     for (int i = 0; i < VECTORS; i++)
         if (first + i * step < C)
 #pragma unroll
-            for (int j = 0; j < PACK; j++) squares = fmaf(x[i][j] - m, x[i][j] - m, squares);
+            for (int j = 0; j < PACK; j++) {
+                float centred = to_float(a[i][j]) - m;
+                squares = fmaf(centred, centred, squares);
+            }
     const float s = 1.0f / sqrtf(layernorm_row_sum<ROW_WARPS>(squares, shared[1]) / (float)C + LAYERNORM_EPSILON);
 #pragma unroll
     for (int i = 0; i < VECTORS; i++) {
         if (first + i * step >= C) continue;
-        float w[PACK], shift[PACK];
+        float y[PACK], w[PACK], shift[PACK];
         load_floats(w, weight + first + i * step);
         load_floats(shift, bias + first + i * step);
 #pragma unroll
-        for (int j = 0; j < PACK; j++) x[i][j] = fmaf((x[i][j] - m) * s, w[j], shift[j]);
-        store_floats(out + row * C + first + i * step, x[i]);
+        for (int j = 0; j < PACK; j++) y[j] = fmaf((to_float(a[i][j]) - m) * s, w[j], shift[j]);
+        store_floats(out + row * C + first + i * step, y);
     }
     if (first == 0) {
         mean[row] = m;

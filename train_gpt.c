@@ -19,6 +19,7 @@
 #include "llmc/gelu.h"
 #include "llmc/global_norm.h"
 #include "llmc/layernorm.h"
+#include "llmc/linear.h"
 #include "llmc/matmul.h"
 #include "llmc/rand.h"
 
@@ -47,7 +48,11 @@ typedef struct Model {
     void *m, *v;               // AdamW's moments, fp32 or bf16 codes; all four laid out as the weights are
     Activations acts;
     Workspace work;
-    Arena weights_arena, masters_arena, grads_arena, moments_arena, acts_arena, work_arena;
+    LinearRecipe recipe;    // how the linear layers' products read their operands
+    Linear *linears;        // (L, LINEAR_KINDS)
+    LinearContext linear;
+    float *delayed_scales;  // of recipes with delayed scaling, as linear_delayed_init() lays them out; else NULL
+    Arena weights_arena, masters_arena, grads_arena, moments_arena, casts_arena, acts_arena, work_arena;
 
     const int32_t *inputs;  // of the forward pass the next backward pass belongs to
     size_t B, T;            // its shape
@@ -62,6 +67,10 @@ static void observe(const Model *model, const char *name, size_t layer, const fl
     if (model->observe) model->observe(model->observe_context, name, layer, data, elems);
 }
 
+static Linear *linear_at(const Model *model, size_t layer, LinearKind kind) {
+    return &model->linears[layer * LINEAR_KINDS + kind];
+}
+
 // Layer l's block of the tensor `base` with `elems` elements a layer.
 static float *at_layer(float *base, size_t layer, size_t elems) { return base + layer * elems; }
 
@@ -70,6 +79,46 @@ static float *at_layer(float *base, size_t layer, size_t elems) { return base + 
 
 #define MASTER_BYTES (BUILD_MASTER_RULE == MASTER_RULE_FP32 ? sizeof(float) : sizeof(uint16_t))
 #define MOMENT_BYTES (BUILD_MOMENTS_RULE == MOMENTS_RULE_FP32 ? sizeof(float) : sizeof(uint16_t))
+
+// The linear layers: what each is, where its weights, their casts and its gradients are.
+static void model_lay_out_linears(Model *model) {
+    const GPTConfig *config = &model->config;
+    const LinearRecipe *recipe = &model->recipe;
+    Parameters *w = &model->weights, *g = &model->grads;
+    float *const weights[LINEAR_KINDS] = {w->qkvw, w->attprojw, w->fcw, w->fcprojw};
+    float *const biases[LINEAR_KINDS] = {w->qkvb, w->attprojb, w->fcb, w->fcprojb};
+    float *const dweights[LINEAR_KINDS] = {g->qkvw, g->attprojw, g->fcw, g->fcprojw};
+    float *const dbiases[LINEAR_KINDS] = {g->qkvb, g->attprojb, g->fcb, g->fcprojb};
+    size_t N = model->shape.B * model->shape.T, C = config->C;
+    Arena *work = &model->work_arena;
+    model->linears = (Linear *)arena_take(work, config->L * LINEAR_KINDS, sizeof(Linear));
+    for (size_t i = 0; i < config->L * LINEAR_KINDS; i++) {
+        Linear l = linear_describe(recipe, (LinearKind)(i % LINEAR_KINDS), i / LINEAR_KINDS, config->L, C);
+        size_t kind = i % LINEAR_KINDS, layer = i / LINEAR_KINDS, elems = l.C * l.OC;
+        l.w_fprop = (float *)arena_take(&model->casts_arena, linear_weight_elems(recipe, &l), sizeof(float));
+        if (!model->linears) continue;
+        l.w_dgrad = linear_weight_elems(recipe, &l) > elems ? l.w_fprop + elems : l.w_fprop;
+        l.weight = at_layer(weights[kind], layer, elems);
+        l.bias = at_layer(biases[kind], layer, l.OC);
+        l.dweight = at_layer(dweights[kind], layer, elems);
+        l.dbias = at_layer(dbiases[kind], layer, l.OC);
+        model->linears[i] = l;
+    }
+    LinearContext *ctx = &model->linear;
+    ctx->recipe = recipe;
+    ctx->matmul = &model->work.matmul;
+    ctx->layers = (uint32_t)(config->L * LINEAR_KINDS);
+    ctx->weights_version = 1;
+    ctx->cast_a = (float *)arena_take(work, linear_cast_elems(recipe, N, C), sizeof(float));
+    ctx->cast_b = (float *)arena_take(work, linear_cast_elems(recipe, N, C), sizeof(float));
+    if (recipe->scaling == SCALING_NV)
+        ctx->padded = (float *)arena_take(work, linear_cast_elems(recipe, N, C), sizeof(float));
+    ctx->product = (float *)arena_take(work, linear_product_elems(recipe, N, C), sizeof(float));
+    if (recipe->scaling == SCALING_DELAYED)
+        model->delayed_scales = (float *)arena_take(work, linear_delayed_elems(recipe, config->L), sizeof(float));
+    for (size_t i = 0; model->delayed_scales && i < ctx->layers; i++)
+        linear_delayed_init(recipe, &model->linears[i], model->delayed_scales);
+}
 
 // Hands out (or, while planning, counts) every buffer. The one place that knows what a run needs.
 static void model_lay_out(Model *model) {
@@ -99,26 +148,30 @@ static void model_lay_out(Model *model) {
     model->work.kcache = (float *)arena_take(work, size_mul(config->L * model->decode_T, C), sizeof(float));
     model->work.vcache = (float *)arena_take(work, size_mul(config->L * model->decode_T, C), sizeof(float));
     model->work.token = (float *)arena_take(work, 16 * C, sizeof(float));
+    model_lay_out_linears(model);
 }
 
-// The arenas, those of no size left out.
-static size_t model_arenas(Model *model, Arena *arenas[6]) {
-    Arena *all[6] = {&model->weights_arena, &model->masters_arena, &model->grads_arena,
+// The arenas, those that this precision has no use for left out.
+static size_t model_arenas(Model *model, Arena *arenas[7]) {
+    Arena *all[7] = {&model->weights_arena, &model->masters_arena, &model->casts_arena, &model->grads_arena,
                      &model->moments_arena, &model->acts_arena,    &model->work_arena};
     size_t n = 0;
-    for (size_t i = 0; i < 6; i++)
-        if (i != 1 || BUILD_WEIGHTS_COPIED) arenas[n++] = all[i];
+    for (size_t i = 0; i < 7; i++)
+        if ((i != 1 || BUILD_WEIGHTS_COPIED) && (i != 2 || model->recipe.scaling != SCALING_NONE)) arenas[n++] = all[i];
     return n;
 }
 
 // Works out the memory of a model without asking for any: afterwards each arena's used_bytes is what it will take.
 static void model_plan(Model *model, const GPTConfig *config, const BatchShape *shape, size_t decode_T) {
+    PrecisionPolicy policy = build_policy();
     memset(model, 0, sizeof *model);
     model->config = *config;
     model->shape = *shape;
     model->decode_T = decode_T;
+    model->recipe = linear_recipe(&policy, 0);
     model->weights_arena.name = BUILD_WEIGHTS_COPIED ? "working weights" : "weights";
     model->masters_arena.name = "master weights";
+    model->casts_arena.name = "cast weights";
     model->grads_arena.name = "gradients";
     model->moments_arena.name = "AdamW moments";
     model->acts_arena.name = "activations";
@@ -126,22 +179,33 @@ static void model_plan(Model *model, const GPTConfig *config, const BatchShape *
     model_lay_out(model);
 }
 
+// After model_plan(), before model_create(): another recipe than the build's default one. Plans again.
+static void model_set_recipe(Model *model, const LinearRecipe *recipe) {
+    Arena *arenas[7];
+    model->recipe = *recipe;
+    for (size_t i = 0, n = model_arenas(model, arenas); i < n; i++) arenas[i]->used_bytes = 0;
+    model_lay_out(model);
+}
+
 // Allocates what model_plan() planned. All zero; model_init_weights() or model_set() give it numbers.
 static void model_create(Model *model) {
-    Arena *arenas[6];
+    Arena *arenas[7];
     for (size_t i = 0, n = model_arenas(model, arenas); i < n; i++) arena_allocate(arenas[i]);
     model_lay_out(model);
 }
 
 static void model_destroy(Model *model) {
-    Arena *arenas[6];
+    Arena *arenas[7];
     for (size_t i = 0, n = model_arenas(model, arenas); i < n; i++) arena_free(arenas[i]);
 }
 
-// The authoritative weights were loaded or made: the working copies follow.
+// The authoritative weights, and perhaps delayed scales, were loaded or made: what is derived from them follows.
 static void model_weights_changed(Model *model) {
     if (BUILD_WEIGHTS_COPIED)
         adamw_refresh((float *)model->weights_arena.base, model->masters, model->parameter_elems, BUILD_MASTER_RULE);
+    for (size_t i = 0; model->delayed_scales && i < model->linear.layers; i++)
+        linear_delayed_loaded(&model->recipe, &model->linears[i], model->delayed_scales);
+    model->linear.weights_version++;
 }
 
 // GPT-2's initialisation: normal(0, 0.02), the two projections into the residual stream scaled by 1/sqrt(2 L).
@@ -201,18 +265,14 @@ static void layer_forward(Model *model, size_t l, const float *inp) {
     float *ln2 = at_layer(acts->ln2, l_ln, S * C), *fch = at_layer(acts->fch, l, S * 4 * C);
     float *fch_gelu = at_layer(acts->fch_gelu, l_gelu, S * 4 * C), *residual3 = at_layer(acts->residual3, l, S * C);
 
-    matmul_forward(&model->work.matmul, qkv, ln1, at_layer(w->qkvw, l, 3 * C * C), at_layer(w->qkvb, l, 3 * C), N, C,
-                   3 * C);
+    linear_forward(&model->linear, linear_at(model, l, LINEAR_QKV), qkv, ln1, N);
     attention_forward(att, at_layer(acts->lse, l, S * NH), qkv, B, T, C, NH, model->work.attention);
-    matmul_forward(&model->work.matmul, acts->branch, att, at_layer(w->attprojw, l, C * C), at_layer(w->attprojb, l, C),
-                   N, C, C);
+    linear_forward(&model->linear, linear_at(model, l, LINEAR_ATTPROJ), acts->branch, att, N);
     fused_residual_layernorm_forward(residual2, ln2, at_layer(acts->ln2_mean, l, S), at_layer(acts->ln2_rstd, l, S),
                                      inp, acts->branch, at_layer(w->ln2w, l, C), at_layer(w->ln2b, l, C), N, C);
-    matmul_forward(&model->work.matmul, fch, ln2, at_layer(w->fcw, l, 4 * C * C), at_layer(w->fcb, l, 4 * C), N, C,
-                   4 * C);
+    linear_forward(&model->linear, linear_at(model, l, LINEAR_FC), fch, ln2, N);
     gelu_forward(fch_gelu, fch, N * 4 * C);
-    matmul_forward(&model->work.matmul, acts->branch, fch_gelu, at_layer(w->fcprojw, l, 4 * C * C),
-                   at_layer(w->fcprojb, l, C), N, 4 * C, C);
+    linear_forward(&model->linear, linear_at(model, l, LINEAR_FCPROJ), acts->branch, fch_gelu, N);
     if (l + 1 < L) {
         size_t next_ln = model->shape.recompute < 2 ? l + 1 : 0;
         fused_residual_layernorm_forward(
@@ -235,6 +295,7 @@ static void model_forward(Model *model, const int32_t *inputs, const int32_t *ta
     model->inputs = inputs;
     model->B = B;
     model->T = T;
+    model->linear.training = dloss != 0.0f;
     embedding_forward(acts->encoded, inputs, w->wte, w->wpe, B, T, C);
     layernorm_forward(acts->ln1, acts->ln1_mean, acts->ln1_rstd, acts->encoded, w->ln1w, w->ln1b, B * T, C);
     for (size_t l = 0; l < model->config.L; l++)
@@ -251,29 +312,22 @@ static void mlp_backward(Model *model, size_t l) {
     Parameters *g = &model->grads;
     Activations *acts = &model->acts;
     size_t N = model->B * model->T, C = model->config.C, S = model->shape.B * model->shape.T;
-    int accumulate = model->accumulate;
     size_t l_ln = model->shape.recompute < 2 ? l : 0, l_gelu = model->shape.recompute < 1 ? l : 0;
     float *ln2 = at_layer(acts->ln2, l_ln, S * C), *fch = at_layer(acts->fch, l, S * 4 * C);
     float *fch_gelu = at_layer(acts->fch_gelu, l_gelu, S * 4 * C), *residual2 = at_layer(acts->residual2, l, S * C);
     float *mean = at_layer(acts->ln2_mean, l, S), *rstd = at_layer(acts->ln2_rstd, l, S);
 
     if (model->shape.recompute >= 1) gelu_forward(fch_gelu, fch, N * 4 * C);
-    matmul_backward_bias(at_layer(g->fcprojb, l, C), acts->dresidual, N, C, accumulate);
-    matmul_backward_input(&model->work.matmul, acts->dhidden, acts->dresidual, at_layer(w->fcprojw, l, 4 * C * C), N,
-                          4 * C, C, 0);
+    linear_backward(&model->linear, linear_at(model, l, LINEAR_FCPROJ), acts->dhidden, acts->dresidual, fch_gelu, N,
+                    model->accumulate);
     observe(model, "dfch_gelu", l, acts->dhidden, N * 4 * C);
-    matmul_backward_weight(&model->work.matmul, at_layer(g->fcprojw, l, 4 * C * C), acts->dresidual, fch_gelu, N, 4 * C,
-                           C, accumulate);
     gelu_backward(acts->dhidden, acts->dhidden, fch, N * 4 * C);
     observe(model, "dfch", l, acts->dhidden, N * 4 * C);
     if (model->shape.recompute >= 2)
         layernorm_forward(ln2, mean, rstd, residual2, at_layer(w->ln2w, l, C), at_layer(w->ln2b, l, C), N, C);
-    matmul_backward_bias(at_layer(g->fcb, l, 4 * C), acts->dhidden, N, 4 * C, accumulate);
-    matmul_backward_input(&model->work.matmul, acts->dnorm, acts->dhidden, at_layer(w->fcw, l, 4 * C * C), N, C, 4 * C,
-                          0);
+    linear_backward(&model->linear, linear_at(model, l, LINEAR_FC), acts->dnorm, acts->dhidden, ln2, N,
+                    model->accumulate);
     observe(model, "dln2", l, acts->dnorm, N * C);
-    matmul_backward_weight(&model->work.matmul, at_layer(g->fcw, l, 4 * C * C), acts->dhidden, ln2, N, C, 4 * C,
-                           accumulate);
     layernorm_backward(acts->dresidual, at_layer(g->ln2w, l, C), at_layer(g->ln2b, l, C), acts->dnorm, residual2,
                        at_layer(w->ln2w, l, C), mean, rstd, N, C, model->work.layernorm);
     observe(model, "dresidual2", l, acts->dresidual, N * C);
@@ -286,28 +340,21 @@ static void attention_block_backward(Model *model, size_t l, const float *inp) {
     Activations *acts = &model->acts;
     size_t B = model->B, T = model->T, N = B * T, C = model->config.C, NH = model->config.NH;
     size_t S = model->shape.B * model->shape.T;
-    int accumulate = model->accumulate;
     float *ln1 = at_layer(acts->ln1, model->shape.recompute < 2 ? l : 0, S * C);
     float *qkv = at_layer(acts->qkv, l, S * 3 * C), *att = at_layer(acts->att, l, S * C);
     float *mean = at_layer(acts->ln1_mean, l, S), *rstd = at_layer(acts->ln1_rstd, l, S);
 
-    matmul_backward_bias(at_layer(g->attprojb, l, C), acts->dresidual, N, C, accumulate);
-    matmul_backward_input(&model->work.matmul, acts->dnorm, acts->dresidual, at_layer(w->attprojw, l, C * C), N, C, C,
-                          0);
+    linear_backward(&model->linear, linear_at(model, l, LINEAR_ATTPROJ), acts->dnorm, acts->dresidual, att, N,
+                    model->accumulate);
     observe(model, "datt", l, acts->dnorm, N * C);
-    matmul_backward_weight(&model->work.matmul, at_layer(g->attprojw, l, C * C), acts->dresidual, att, N, C, C,
-                           accumulate);
     attention_backward(acts->dhidden, acts->dnorm, qkv, att, at_layer(acts->lse, l, S * NH), B, T, C, NH,
                        model->work.attention);
     observe(model, "dqkv", l, acts->dhidden, N * 3 * C);
     if (model->shape.recompute >= 2)
         layernorm_forward(ln1, mean, rstd, inp, at_layer(w->ln1w, l, C), at_layer(w->ln1b, l, C), N, C);
-    matmul_backward_bias(at_layer(g->qkvb, l, 3 * C), acts->dhidden, N, 3 * C, accumulate);
-    matmul_backward_input(&model->work.matmul, acts->dnorm, acts->dhidden, at_layer(w->qkvw, l, 3 * C * C), N, C, 3 * C,
-                          0);
+    linear_backward(&model->linear, linear_at(model, l, LINEAR_QKV), acts->dnorm, acts->dhidden, ln1, N,
+                    model->accumulate);
     observe(model, "dln1", l, acts->dnorm, N * C);
-    matmul_backward_weight(&model->work.matmul, at_layer(g->qkvw, l, 3 * C * C), acts->dhidden, ln1, N, C, 3 * C,
-                           accumulate);
     layernorm_backward(acts->dresidual, at_layer(g->ln1w, l, C), at_layer(g->ln1b, l, C), acts->dnorm, inp,
                        at_layer(w->ln1w, l, C), mean, rstd, N, C, model->work.layernorm);
     observe(model, l == 0 ? "dencoded" : "dresidual3", l == 0 ? 0 : l - 1, acts->dresidual, N * C);
@@ -317,6 +364,8 @@ static void attention_block_backward(Model *model, size_t l, const float *inp) {
 // whose kernels only add (layernorm, wpe) do.
 static void model_zero_grad(Model *model) {
     model->accumulate = 0;
+    model->linear.micro_step = 0;
+    model->linear.nonfinite = 0;
     for (size_t i = 0; i < GPT_PARAMETER_COUNT; i++) {
         const ParameterInfo *info = &model->table[i];
         float *grad = (float *)model->grads_arena.base + info->offset_elems;
@@ -342,15 +391,17 @@ static void model_backward(Model *model) {
     }
     embedding_backward(model->grads.wte, model->grads.wpe, acts->dresidual, model->inputs, model->B, model->T, C);
     model->accumulate = 1;
+    model->linear.micro_step++;
 }
 
 // ----------------------------------------------------------------------------------------------------------------
 // Update
 
-// The Euclidean norm of all gradients; *nonfinite = 1 if any of them, or the norm, is NaN or infinite.
+// The Euclidean norm of all gradients; *nonfinite = 1 if any of them, or the norm, is NaN or infinite, or if any number
+// was that a linear layer cast to a narrow format on the way.
 static double model_grad_norm(Model *model, int *nonfinite) {
     double sum = 0.0;
-    *nonfinite = 0;
+    *nonfinite = model->linear.nonfinite != 0;
     for (size_t i = 0; i < GPT_PARAMETER_COUNT; i++)
         sum += global_norm_squared((float *)model->grads_arena.base + model->table[i].offset_elems,
                                    parameter_elems(&model->table[i]), nonfinite);
@@ -377,12 +428,21 @@ static void model_update(Model *model, const AdamWHyper *hyper) {
                               (uint32_t)i};
         adamw_update_tensor(&tensor, &tensor_hyper, BUILD_MASTER_RULE, BUILD_MOMENTS_RULE);
     }
+    model->linear.weights_version++;
+}
+
+// The number of the step that begins (from 0): random roundings depend on it.
+static void model_begin_step(Model *model, uint64_t step) { model->linear.step = (uint32_t)step; }
+
+// Ends a step, whether its update was applied or skipped.
+static void model_end_step(Model *model) {
+    linear_end_step(&model->linear, model->linears, model->linear.layers, model->delayed_scales);
 }
 
 // ----------------------------------------------------------------------------------------------------------------
 // Access by the shared loop: checkpoints, failures, sampling
 
-// Lists the tensors a checkpoint holds; returns how many: at most 4 * checkpoint_parameter_tensors().
+// Lists the tensors a checkpoint holds; returns how many: at most 4 * checkpoint_parameter_tensors() + 1.
 static size_t model_checkpoint_list(Model *model, CheckpointTensor *list) {
     const GPTConfig *config = &model->config;
     int master_type = BUILD_MASTER_RULE == MASTER_RULE_FP32 ? ST_F32 : ST_BF16;
@@ -390,6 +450,11 @@ static size_t model_checkpoint_list(Model *model, CheckpointTensor *list) {
     size_t n = checkpoint_parameters(list, config, model->masters, CHECKPOINT_IN_MODEL, "transformer.", master_type);
     n += checkpoint_parameters(list + n, config, model->m, CHECKPOINT_IN_STATE, "m.transformer.", moment_type);
     n += checkpoint_parameters(list + n, config, model->v, CHECKPOINT_IN_STATE, "v.transformer.", moment_type);
+    if (model->delayed_scales) {
+        checkpoint_array(&list[n], "fp8.delayed", ST_F32, linear_delayed_elems(&model->recipe, config->L),
+                         model->delayed_scales);
+        list[n++].optional = 1;  // a run of another precision has none: histories start empty
+    }
     if (!model->kahan) return n;
     size_t end = n + checkpoint_parameters(list + n, config, model->kahan, CHECKPOINT_IN_STATE, "c.transformer.", ST_BF16);
     for (; n < end; n++) list[n].optional = 1;  // a run that had masters has none: it starts at zero

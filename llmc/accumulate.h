@@ -15,13 +15,13 @@
 
 #include "utils.h"
 
-CPU_TWIN_BEGIN
-
 #define ACCUMULATE_CHUNK ((size_t)128)  // of K; also the block of fp8-block, whose scales multiply a chunk's sum
 #define H14_MMA ((size_t)32)            // products of one tensor core instruction
 #define H14_BITS 14
 
 typedef enum { ACCUMULATE_FP32, ACCUMULATE_EXACT, ACCUMULATE_H14 } AccumulateModel;
+
+CPU_TWIN_BEGIN
 
 // One operand as (outer, K): element (i, k) at data[i * outer_stride + k * k_stride]. `scale`, if not NULL, holds a
 // factor for each chunk: (i, chunk) at scale[i / scale_block * scale_outer_stride + chunk * scale_k_stride].

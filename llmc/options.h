@@ -102,6 +102,40 @@
       "S", "fp16: dynamic scaling's ceiling")                                                                          \
     X(PRECISION,  "max-skips", NULL,          COUNT, max_skips,          50, RANGE(1, OPTION_MAX_COUNT), BESIDE,       \
       "N", "the run ends after so many skipped steps in a row")                                                        \
+    X(PRECISION,  "fp8-format", NULL,         TEXT,  fp8_format,         "recipe",                                     \
+      CHOICES("recipe|e4m3|hybrid"), WEIGHTS, "NAME", "fp8: gradients in e4m3, or in e5m2 (hybrid)")                   \
+    X(PRECISION,  "fp8-exclude", NULL,        TEXT,  fp8_exclude,        "", ANY, WEIGHTS,                             \
+      "A,B", "fp8, fp4: keep layers high whose name (h.0.fc) holds one of these")                                      \
+    X(PRECISION,  "fp8-hp-first", NULL,       COUNT, fp8_hp_first,       0, RANGE(0, 100000), WEIGHTS,                 \
+      "N", "fp8, fp4: keep the first N blocks high (nvfp4 unless given: 1)")                                           \
+    X(PRECISION,  "fp8-hp-last", NULL,        COUNT, fp8_hp_last,        0, RANGE(0, 100000), WEIGHTS,                 \
+      "N", "fp8, fp4: and the last N (nvfp4 unless given: 15 %)")                                                      \
+    X(PRECISION,  "fp8-pow2", NULL,           FLAG,  fp8_pow2,           0, ANY, WEIGHTS,                              \
+      NULL, "fp8-current: scales are powers of two")                                                                   \
+    X(PRECISION,  "fp8-history", NULL,        COUNT, fp8_history,        16, RANGE(1, 65536), WEIGHTS,                 \
+      "STEPS", "fp8-delayed: steps a scale looks back on")                                                             \
+    X(PRECISION,  "fp8-margin", NULL,         COUNT, fp8_margin,         0, RANGE(0, 16), WEIGHTS,                     \
+      "N", "fp8-delayed: leave a factor 2^N free above the history")                                                   \
+    X(PRECISION,  "fp8-amax", NULL,           TEXT,  fp8_amax,           "max",                                        \
+      CHOICES("max|most-recent"), WEIGHTS, "HOW", "fp8-delayed: what of the history decides")                          \
+    X(PRECISION,  "fp8-first-step", NULL,     TEXT,  fp8_first_step,     "current",                                    \
+      CHOICES("current|te"), WEIGHTS, "HOW", "fp8-delayed: scale by the tensor itself, or 1")                          \
+    X(PRECISION,  "fp8-wgrad-hp", NULL,       FLAG,  fp8_wgrad_hp,       0, ANY, WEIGHTS,                              \
+      NULL, "fp8-row: weight gradients in bf16")                                                                       \
+    X(PRECISION,  "block-scale", NULL,        TEXT,  block_scale,        "pow2",                                       \
+      CHOICES("pow2|fp32"), WEIGHTS, "HOW", "fp8-block: scales are powers of two, or any")                             \
+    X(PRECISION,  "mx-scale", NULL,           TEXT,  mx_scale,           "up",                                         \
+      CHOICES("up|ocp"), WEIGHTS, "HOW", "mxfp8: scales rounded up, or OCP's, which saturates")                        \
+    X(PRECISION,  "mx-square-weights", NULL,  FLAG,  mx_square_weights,  0, ANY, WEIGHTS,                              \
+      NULL, "mxfp8: one scale for 32x32 of a weight")                                                                  \
+    X(PRECISION,  "fp4-plain", NULL,          FLAG,  fp4_plain,          0, ANY, WEIGHTS,                              \
+      NULL, "nvfp4: nearest rounding, 1x16 weights, no Hadamard transform")                                            \
+    X(PRECISION,  "fp4-switch-step", NULL,    COUNT, fp4_switch_step,    0, RANGE(0, 4294967295.0), WEIGHTS,           \
+      "STEP", "nvfp4: forward products in bf16 from this step on; 0: never")                                           \
+    X(PRECISION,  "acc", NULL,                TEXT,  acc,                "fp32",                                       \
+      CHOICES("fp32|exact|h14"), WEIGHTS, "MODEL", "fp8, fp4: how products add up; h14: as Hopper (slow)")             \
+    X(PRECISION,  "promote", NULL,            TEXT,  promote,            "recipe",                                     \
+      CHOICES("recipe|128|0"), WEIGHTS, "N", "h14: move sums to fp32 every 128 products, or never")                    \
     X(PRECISION,  "tf32-round", NULL,         TEXT,  tf32_round,         "rna",                                        \
       CHOICES("rna|rz"), WEIGHTS, "HOW", "tf32: products read operands to nearest, or cut")                            \
     X(EVALUATION, "val-every", "v",           COUNT, val_every,          100, RANGE(0, OPTION_MAX_COUNT), BESIDE,      \

@@ -6,9 +6,13 @@
 #define LLMC_PRECISION_OPTIONS_H
 
 #include "grad_scaler.h"
+#include "linear.h"
 #include "options.h"
 
 #define MODE_BIT(flag) (1u << MODE_##flag)
+#define MODE_BITS_TENSOR (MODE_BIT(fp8_delayed) | MODE_BIT(fp8_current))
+#define MODE_BITS_FP8 (MODE_BITS_TENSOR | MODE_BIT(fp8_row) | MODE_BIT(fp8_block) | MODE_BIT(mxfp8))
+#define MODE_BITS_CAST (MODE_BITS_FP8 | MODE_BIT(nvfp4))
 
 typedef struct {
     int option;
@@ -36,6 +40,23 @@ static inline void precision_options_refuse(const Options *o) {
         {OPTION_loss_scale_min, MODE_BIT(fp16)},
         {OPTION_loss_scale_max, MODE_BIT(fp16)},
         {OPTION_tf32_round, MODE_BIT(tf32)},
+        {OPTION_fp8_format, MODE_BITS_FP8},
+        {OPTION_fp8_exclude, MODE_BITS_CAST},
+        {OPTION_fp8_hp_first, MODE_BITS_CAST},
+        {OPTION_fp8_hp_last, MODE_BITS_CAST},
+        {OPTION_fp8_pow2, MODE_BIT(fp8_current)},
+        {OPTION_fp8_history, MODE_BIT(fp8_delayed)},
+        {OPTION_fp8_margin, MODE_BIT(fp8_delayed)},
+        {OPTION_fp8_amax, MODE_BIT(fp8_delayed)},
+        {OPTION_fp8_first_step, MODE_BIT(fp8_delayed)},
+        {OPTION_fp8_wgrad_hp, MODE_BIT(fp8_row)},
+        {OPTION_block_scale, MODE_BIT(fp8_block)},
+        {OPTION_mx_scale, MODE_BIT(mxfp8)},
+        {OPTION_mx_square_weights, MODE_BIT(mxfp8)},
+        {OPTION_fp4_plain, MODE_BIT(nvfp4)},
+        {OPTION_fp4_switch_step, MODE_BIT(nvfp4)},
+        {OPTION_acc, MODE_BITS_CAST},
+        {OPTION_promote, MODE_BITS_CAST},
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         char names[128];
@@ -76,6 +97,110 @@ static inline GradScaler precision_options_scaler(const Options *o, GradScalerOp
     }
     grad_scaler_check(start, scaler);
     return grad_scaler(start);
+}
+
+static inline int option_is(const char *value, const char *word) { return strcmp(value, word) == 0; }
+
+// What the linear layers do, for a model of `layers` blocks.
+static inline LinearRecipe precision_options_recipe(const Options *o, size_t layers) {
+    PrecisionPolicy policy = build_policy();
+    LinearRecipe r = linear_recipe(&policy, o->seed);
+    int nv = policy.scaling == SCALING_NV;
+    if (o->fp8_wgrad_hp) r.scaling = SCALING_ROW_GWHP;
+    if (!option_is(o->fp8_format, "recipe")) r.quant.hybrid = option_is(o->fp8_format, "hybrid");
+    r.quant.tensor_pow2 = o->fp8_pow2;
+    r.quant.block_fp32 = option_is(o->block_scale, "fp32");
+    r.quant.mx_ocp = option_is(o->mx_scale, "ocp");
+    r.quant.mx_square_weights = o->mx_square_weights;
+    r.quant.nv_plain = o->fp4_plain;
+    r.delayed.margin = (int)o->fp8_margin;
+    r.delayed.most_recent = option_is(o->fp8_amax, "most-recent");
+    r.delayed.te_first_step = option_is(o->fp8_first_step, "te");
+    r.history = (int)o->fp8_history;
+    r.accumulate = option_is(o->acc, "exact") ? ACCUMULATE_EXACT : option_is(o->acc, "h14") ? ACCUMULATE_H14 : ACCUMULATE_FP32;
+    if (!option_is(o->promote, "recipe")) {
+        if (r.accumulate != ACCUMULATE_H14)
+            die_usage("--promote has no effect without --acc h14\nwhy: only that model keeps a short sum to be moved");
+        if (option_is(o->promote, "0") && (policy.scaling == SCALING_BLOCK || policy.scaling == SCALING_MX || nv))
+            die_usage("--promote 0 does not go with %s\nwhy: each block's sum has its own scale", policy.name);
+        r.promote = option_is(o->promote, "0") ? 0 : 128;
+    }
+    r.hp_first = nv && !options_given(o, OPTION_fp8_hp_first) ? 1 : o->fp8_hp_first;
+    r.hp_last = nv && !options_given(o, OPTION_fp8_hp_last) ? (layers * 15 + 99) / 100 : o->fp8_hp_last;
+    r.exclude = o->fp8_exclude;
+    r.forward_high_from = o->fp4_switch_step;
+    return r;
+}
+
+// ----------------------------------------------------------------------------------------------------------------
+// The start-up list: for each product of each linear layer, in what it is computed and why
+
+// What becomes of product `gemm` of a layer over `tokens`.
+static inline void product_text(char *text, size_t bytes, const LinearRecipe *recipe, const Linear *l, QuantGemm gemm,
+                                size_t tokens) {
+    QuantSpec spec = quant_spec(recipe->scaling, QUANT_DY, gemm, &recipe->quant, 0, 0);
+    PrecisionPolicy policy = build_policy();
+    size_t multiple = recipe->scaling == SCALING_MX || recipe->scaling == SCALING_NV ? 32 : 16;
+    size_t K = gemm == GEMM_FPROP ? l->C : gemm == GEMM_DGRAD ? l->OC : tokens;
+    const char *what = gemm == GEMM_WGRAD ? "tokens" : gemm == GEMM_FPROP ? "in-features" : "out-features";
+    if (gemm == GEMM_WGRAD && spec.scaling == SCALING_NONE) snprintf(text, bytes, "%s (--fp8-wgrad-hp)", format_name(BUILD_ACT));
+    else if (K % multiple) snprintf(text, bytes, "%s, %s %zu padded to %zu", policy.name, what, K, round_up(K, multiple));
+    else if (tokens % 16) snprintf(text, bytes, "%s, tokens %zu padded to %zu", policy.name, tokens, round_up(tokens, 16));
+    else snprintf(text, bytes, "%s", policy.name);
+}
+
+// One line of the list, without the layer's number.
+static inline void linear_text(char *text, size_t bytes, const LinearRecipe *recipe, const Linear *l, size_t tokens) {
+    static const char *const names[3] = {"fprop", "dgrad", "wgrad"};
+    char products[3][96];
+    const char *high = format_name(BUILD_ACT);
+    size_t used = (size_t)snprintf(text, bytes, "%5zu -> %-5zu ", l->C, l->OC);
+    switch (l->high) {
+        case HIGH_FEATURES: {
+            int in = l->C % 16 != 0;
+            snprintf(text + used, bytes - used, "%s: %s-features %zu are no multiple of 16", high, in ? "in" : "out",
+                     in ? l->C : l->OC);
+            return;
+        }
+        case HIGH_FIRST: snprintf(text + used, bytes - used, "%s: first %zu (--fp8-hp-first)", high, recipe->hp_first); return;
+        case HIGH_LAST: snprintf(text + used, bytes - used, "%s: last %zu (--fp8-hp-last)", high, recipe->hp_last); return;
+        case HIGH_EXCLUDED: snprintf(text + used, bytes - used, "%s: --fp8-exclude %s", high, recipe->exclude); return;
+        default: break;
+    }
+    for (int gemm = 0; gemm < 3; gemm++) product_text(products[gemm], sizeof products[gemm], recipe, l, (QuantGemm)gemm, tokens);
+    for (int gemm = 0; gemm < 3; gemm++) {
+        int with = 1;  // products that share their fate share their text
+        if (gemm > 0 && strcmp(products[gemm], products[gemm - 1]) == 0) continue;
+        while (gemm + with < 3 && strcmp(products[gemm + with], products[gemm]) == 0) with++;
+        used += (size_t)snprintf(text + used, bytes - used, "%s%s%s: %s", gemm ? "; " : "",
+                                 with == 3 ? "all three" : names[gemm], with == 2 ? gemm ? ", wgrad" : ", dgrad" : "",
+                                 products[gemm]);
+        if (used >= bytes) return;
+    }
+}
+
+// Layers of one kind with the same text share a line: "h.1-3.fc".
+static inline void print_linear_plan(FILE *out, const LinearRecipe *recipe, size_t layers, size_t channels, size_t tokens) {
+    if (recipe->scaling == SCALING_NONE) return;
+    size_t cast = 0;
+    fprintf(out, "linear layers (weight gradients sum over %zu tokens):\n", tokens);
+    for (int kind = 0; kind < LINEAR_KINDS; kind++)
+        for (size_t first = 0, end; first < layers; first = end) {
+            char text[2][400], name[64];
+            Linear l = linear_describe(recipe, (LinearKind)kind, first, layers, channels);
+            linear_text(text[0], sizeof text[0], recipe, &l, tokens);
+            for (end = first + 1; end < layers; end++) {
+                Linear next = linear_describe(recipe, (LinearKind)kind, end, layers, channels);
+                linear_text(text[1], sizeof text[1], recipe, &next, tokens);
+                if (strcmp(text[0], text[1]) != 0) break;
+            }
+            cast += l.high ? 0 : end - first;
+            if (end == first + 1) snprintf(name, sizeof name, "h.%zu.%s", first, linear_kind_name((LinearKind)kind));
+            else snprintf(name, sizeof name, "h.%zu-%zu.%s", first, end - 1, linear_kind_name((LinearKind)kind));
+            fprintf(out, "  %-16s %s\n", name, text[0]);
+        }
+    fprintf(out, "  embeddings, logits, layernorm, attention: %s or fp32\n", format_name(BUILD_ACT));
+    if (!cast) warn("every linear layer is kept in %s: this run shows nothing of %s", format_name(BUILD_ACT), build_policy().name);
 }
 
 // Checks all of it and sets what is global: how tf32 rounds.

@@ -38,8 +38,6 @@
 #include "rand.h"
 #include "utils.h"
 
-CPU_TWIN_BEGIN
-
 #define QUANT_INLINE static inline __attribute__((always_inline))
 #define QUANT_PANEL ((size_t)512)       // columns handled at once, in the L1 cache with their scales; whole blocks
 #define QUANT_RUN ((size_t)1 << 12)     // elements of a row or tensor cast in one go: they stay in the L1 cache
@@ -209,6 +207,8 @@ static inline QuantGrid quant_grid(const QuantSpec *spec, size_t rows, size_t co
     grid.grid_cols = ceil_div(cols, grid.block_cols);
     return grid;
 }
+
+CPU_TWIN_BEGIN
 
 // ----------------------------------------------------------------------------------------------------------------
 // amax and counters

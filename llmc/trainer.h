@@ -5,14 +5,17 @@
 //
 //     model_plan(m, config, shape, decode_T)   work out every arena, allocate nothing
 //     model_arenas(m, arenas)                  the arenas, for the memory plan
+//     model_set_recipe(m, recipe)              what linear layers do, before the memory plan is looked at
 //     model_create(m), model_destroy(m)        allocate, free
 //     model_init_weights(m, seed)              GPT-2's random start
 //     model_weights_changed(m)                 weights were loaded: working copies follow
 //     model_forward(m, inputs, targets, B, T, dloss)   losses; with dloss != 0 model_backward(m) must follow
 //     model_losses(m, losses)                  the (B, T) losses of that pass
+//     model_begin_step(m, step)                random roundings depend on the step
 //     model_zero_grad(m)                       the next backward pass starts a new sum
 //     model_grad_norm(m, &nonfinite)           norm of the accumulated gradients
 //     model_update(m, hyper)                   one AdamW step
+//     model_end_step(m)                        after the update or its omission: delayed scales move
 //     model_checkpoint_list(m, list)           the tensors a checkpoint holds
 //     model_logits(m, token, pos, logits)      one token of text generation
 //     model_first_nonfinite(m, text, bytes)    where a forward pass broke
@@ -250,6 +253,7 @@ static inline size_t plan_bytes(const Trainer *t, size_t B) {
     BatchShape shape = {B, t->T, (int)t->options.recompute};
     size_t total = 0;
     model_plan(&planned, &t->config, &shape, t->model.decode_T);
+    model_set_recipe(&planned, &t->model.recipe);
     for (size_t i = 0, n = model_arenas(&planned, arenas); i < n; i++) total += arenas[i]->used_bytes;
     return total;
 }
@@ -257,7 +261,7 @@ static inline size_t plan_bytes(const Trainer *t, size_t B) {
 // Says where the plan is more than the machine's memory, and what would fit; ends the run there unless it is a plan only.
 static inline void check_memory(const Trainer *t, size_t total) {
     long pages = sysconf(_SC_PHYS_PAGES), page_bytes = sysconf(_SC_PAGESIZE);
-    char need[32], have[32], fits[96] = "even --batch 1 does not fit: a smaller model or --seq";
+    char need[32], have[32], fits[128] = "even --batch 1 does not fit: a smaller model or --seq";
     size_t memory = pages > 0 && page_bytes > 0 ? size_mul((size_t)pages, (size_t)page_bytes) : SIZE_MAX;
     size_t low = 0, high = t->B;
     if (total <= memory) return;
@@ -285,10 +289,10 @@ static inline void print_plan(Trainer *t) {
            c->L, c->C, c->NH, c->max_T, c->V, c->Vp, format_count(count, (double)parameter_count(c)));
     printf("memory:\n");
     for (size_t i = 0; i < n; i++) {
-        printf("  %-14s %12s\n", arenas[i]->name, format_bytes_text(text, (double)arenas[i]->used_bytes));
+        printf("  %-16s %12s\n", arenas[i]->name, format_bytes_text(text, (double)arenas[i]->used_bytes));
         total += arenas[i]->used_bytes;
     }
-    printf("  %-14s %12s   (%d thread%s%s)\n", "total", format_bytes_text(text, (double)total), thread_count(),
+    printf("  %-16s %12s   (%d thread%s%s)\n", "total", format_bytes_text(text, (double)total), thread_count(),
            thread_count() == 1 ? "" : "s", thread_count_note());
     printf("  %zu logits a pass, of which at most %zu rows exist at once\n", size_mul(size_mul(t->B, t->T), c->Vp),
            LOGITS_CHUNK_ROWS);
@@ -422,6 +426,7 @@ static inline void accumulate_gradients(Trainer *t) {
     double sum = 0.0, tokens = (double)t->micro_batches * (double)t->B * (double)t->T;
     float dloss = (float)(t->state.scaler.scale / tokens);
     t->where[0] = 0;
+    model_begin_step(&t->model, t->state.step);
     model_zero_grad(&t->model);
     for (size_t i = 0; i < t->micro_batches; i++) {
         uint64_t first = (t->options.overfit ? 0 : t->state.samples) + (uint64_t)i * t->B;
@@ -510,6 +515,7 @@ static inline void train_step(Trainer *t) {
         spike_accept(&s->loss_window, t->loss);
         spike_accept(&s->grad_window, t->norm);
     }
+    model_end_step(&t->model);
     if (grad_scaler_update(&s->scaler, &t->scaler, BUILD_LOSS_SCALING && nonfinite))
         warn("the loss scale is at its floor, --loss-scale-min %g, and the gradients still overflow", t->scaler.floor);
     s->step++;
@@ -623,7 +629,11 @@ static inline void setup(Trainer *t, int argc, char **argv) {
     setup_generator(t);
     BatchShape shape = {t->B, t->T, (int)o->recompute};
     model_plan(&t->model, &t->config, &shape, t->generator.length ? t->generator.prompt_tokens + t->generator.length : 0);
+    LinearRecipe recipe = precision_options_recipe(o, t->config.L);
+    model_set_recipe(&t->model, &recipe);
     print_plan(t);
+    print_linear_plan(stdout, &recipe, t->config.L, t->config.C, t->B * t->T);
+    fflush(stdout);
 }
 
 // Writes the options beside the log, for people and scripts; a checkpoint carries its own copy.
@@ -661,7 +671,7 @@ static inline void start_weights(Trainer *t) {
 // Memory, weights (fresh, --init, or --resume), log.
 static inline void start(Trainer *t) {
     const Options *o = &t->options;
-    size_t batch = size_mul(t->B, t->T), listed = 4 * checkpoint_parameter_tensors(&t->config) + TRAIN_STATE_ARRAYS;
+    size_t batch = size_mul(t->B, t->T), listed = 4 * checkpoint_parameter_tensors(&t->config) + 1 + TRAIN_STATE_ARRAYS;
     char *options_json = options_to_json(o);
     model_create(&t->model);
     t->buffers.inputs = (int32_t *)checked_calloc(batch, sizeof(int32_t), "a batch");
@@ -674,6 +684,7 @@ static inline void start(Trainer *t) {
     int resumed = resume(t);
     if (!resumed) start_weights(t);
     model_weights_changed(&t->model);
+    if (t->state.step > 0) model_begin_step(&t->model, t->state.step - 1);  // as a run that was not cut would be
     if (keeps_files(t)) start_log(t, options_json, resumed);
     progress_start(&t->progress, t->state.step, t->total_steps,
                    (double)t->B * (double)t->T * (double)t->micro_batches);

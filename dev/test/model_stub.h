@@ -5,6 +5,7 @@
 
 #include "../../llmc/adamw.h"
 #include "../../llmc/checkpoint.h"
+#include "../../llmc/linear.h"
 #include "../../llmc/tensors.h"
 
 typedef struct Model {
@@ -16,7 +17,10 @@ typedef struct Model {
 extern "C" {
 #endif
 void model_plan(Model *model, const GPTConfig *config, const BatchShape *shape, size_t decode_T);
-size_t model_arenas(Model *model, Arena *arenas[6]);
+size_t model_arenas(Model *model, Arena *arenas[7]);
+void model_set_recipe(Model *model, const LinearRecipe *recipe);
+void model_begin_step(Model *model, uint64_t step);
+void model_end_step(Model *model);
 void model_create(Model *model);
 void model_destroy(Model *model);
 void model_weights_changed(Model *model);

@@ -42,8 +42,8 @@ for signal in INT TERM USR1 TERM USR1 INT; do
 done
 
 # In a validation for certain, and again in the validation that the resumed run begins with; then once in a sample.
-many="--steps 4 --val $dir/big.bin --val-every 2 --val-steps 0 --batch 1 --total-batch 16"
-"$tool" tokens "$dir/big.bin" 60000 67 3
+many="--threads 1 --steps 4 --val $dir/big.bin --val-every 2 --val-steps 0 --batch 1 --total-batch 16"
+"$tool" tokens "$dir/big.bin" 24000 67 3
 run whole2 $many
 start s2 $many
 wait_for "$dir/s2.txt" '^step 2/4' && sleep 0.02
@@ -59,7 +59,7 @@ for again in 1 2; do
 done
 run s2 $many --resume
 check "the validation is made up for, and nothing else is different" same_end whole2 s2 step_00000004
-text="--steps 3 --layers 12 --channels 256 --max-seq 2000 --sample-every 2 --sample-length 1900 --temperature 1e6"
+text="--threads 1 --steps 3 --layers 4 --channels 128 --max-seq 2000 --sample-every 2 --sample-length 1900 --temperature 1e6"
 start s3 $text
 wait_for "$dir/s3.txt" 'step 2  sample' && sleep 0.05
 kill -USR1 $pid

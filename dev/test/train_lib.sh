@@ -36,6 +36,7 @@ run() {
 start() {
     into=$1
     shift
+    rm -f "$dir/$into.txt"  # a wait for what this run prints must not find an earlier one's
     "$train" $tiny --val '' --out "$dir/$into" "$@" >"$dir/$into.txt" 2>&1 </dev/null &
     pid=$!
 }

@@ -51,6 +51,15 @@ static inline AdamWHyper adamw_hyper(double lr, double beta1, double beta2, doub
     return h;
 }
 
+// What updates do to weights of 16 bits, counted (numerics_report.h).
+typedef struct {
+    uint64_t updates;      // that are not zero
+    uint64_t lost;         // of them, that leave the nearest 16-bit weight as it is
+    uint64_t lost_stored;  // the nearest weight in the format it is kept in
+    uint64_t v_frozen;     // v that its update leaves as it is in bf16, rounding to nearest
+    uint64_t v_elements;   // v looked at: all with moments in bf16 to nearest, else 0
+} UpdateCounts;
+
 CPU_TWIN_BEGIN
 
 // One tensor as the optimizer sees it; no two arrays overlap. "weight": what is authoritative.
@@ -177,6 +186,60 @@ static inline void adamw_update_tensor(const AdamWTensor *t, const AdamWHyper *h
         size_t end = min_size(chunk + ADAMW_CHUNK, t->n);
         for (size_t i = chunk; i < end; i += ADAMW_BLOCK) adamw_block(t, i, min_size(ADAMW_BLOCK, end - i), h, master, moments);
     }
+}
+
+// As adamw_block, but only counts. Kahan and stochastic rounding keep on average what lost_stored says is lost.
+static inline void adamw_count_block(UpdateCounts *counts, const AdamWTensor *t, size_t i, size_t n, const AdamWHyper *h,
+                                     MasterRule master, MomentsRule moments) {
+    float up[ADAMW_BLOCK], w[ADAMW_BLOCK], m[ADAMW_BLOCK], v[ADAMW_BLOCK], v_old[ADAMW_BLOCK];
+    const FormatId narrow = BUILD_WEIGHT == FORMAT_FP16 ? FORMAT_FP16 : FORMAT_BF16;
+    if (master != MASTER_RULE_FP32) adamw_decode(w, (const uint16_t *)t->weight + i, n);
+    else memcpy(w, (const float *)t->weight + i, n * sizeof *w);
+    if (moments != MOMENTS_RULE_FP32) {
+        adamw_decode(m, (const uint16_t *)t->m + i, n);
+        adamw_decode(v, (const uint16_t *)t->v + i, n);
+    } else {
+        memcpy(m, (const float *)t->m + i, n * sizeof *m);
+        memcpy(v, (const float *)t->v + i, n * sizeof *v);
+    }
+    memcpy(v_old, v, n * sizeof *v);
+    adamw_direction(up, m, v, w, t->grad + i, n, *h);
+    uint32_t updates = 0, lost = 0, lost_stored = 0, v_frozen = 0;
+    for (size_t j = 0; j < n; j++) {
+        float sum = w[j] + up[j], stored = master != MASTER_RULE_FP32 ? round_bf16(sum) : sum;
+        int moves = up[j] != 0.0f;
+        updates += (uint32_t)moves;
+        lost += moves & (format_round(narrow, sum) == format_round(narrow, w[j]));
+        lost_stored += moves & (stored == w[j]);
+        v_frozen += (v[j] != v_old[j]) & (round_bf16(v[j]) == v_old[j]);
+    }
+    counts->updates += updates;
+    counts->lost += lost;
+    counts->lost_stored += lost_stored;
+    if (moments != MOMENTS_RULE_BF16) return;
+    counts->v_frozen += v_frozen;
+    counts->v_elements += n;
+}
+
+// adamw_count: counts += what adamw_update_tensor with the same arguments would do to elements [begin, end); writes nothing
+static inline void adamw_count(UpdateCounts *counts, const AdamWTensor *t, size_t begin, size_t end, const AdamWHyper *h,
+                               MasterRule master, MomentsRule moments) {
+    uint64_t updates = 0, lost = 0, lost_stored = 0, v_frozen = 0, v_elements = 0;
+#pragma omp parallel for schedule(static) reduction(+ : updates, lost, lost_stored, v_frozen, v_elements)
+    for (size_t i = begin; i < end; i += ADAMW_BLOCK) {
+        UpdateCounts block = {0, 0, 0, 0, 0};
+        adamw_count_block(&block, t, i, min_size(ADAMW_BLOCK, end - i), h, master, moments);
+        updates += block.updates;
+        lost += block.lost;
+        lost_stored += block.lost_stored;
+        v_frozen += block.v_frozen;
+        v_elements += block.v_elements;
+    }
+    counts->updates += updates;
+    counts->lost += lost;
+    counts->lost_stored += lost_stored;
+    counts->v_frozen += v_frozen;
+    counts->v_elements += v_elements;
 }
 
 // adamw_update: one step for n elements in fp32, in place

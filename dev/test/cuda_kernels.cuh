@@ -168,8 +168,8 @@ static double act_tiny(void) { return BUILD_ACT == FORMAT_FP32 ? 0 : format_info
 
 #define EPS ((double)FLT_EPSILON)
 
-// What two orders of adding K terms within +-1 in fp32 may differ by: K roundings of half an epsilon of a running sum of
-// about sqrt(K / 3) leave 0.1 EPS K, and the worst of thousands of sums is 5 times that.
+// What two orders of adding K terms within +-1 in fp32 may differ by: K roundings of half an epsilon of a running sum
+// of about sqrt(K / 3) leave 0.1 EPS K, and the worst of thousands of sums is 5 times that.
 static double sum_error(size_t K) { return EPS * (2 + 0.5 * (double)K); }
 
 // ----------------------------------------------------------------------------------------------------------------

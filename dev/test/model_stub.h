@@ -10,6 +10,8 @@
 
 typedef struct Model {
     GPTConfig config;
+    size_t decode_T;
+    LinearRecipe recipe;
 } Model;
 
 // C and C++ name these alike, so that a trainer of either kind could stand behind them.

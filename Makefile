@@ -111,6 +111,9 @@ $(info no PCRE2: no gpt2 tokenizer, only the byte tokenizer (apt-get install lib
 endif
 endif
 
+# The C++ compiler takes the C compiler's flags, so a pair of one maker is wanted (above); without one, no emulator.
+HAVE_CXX := $(shell printf 'int main() { return 0; }\n' | $(CXX) $(OPENMP_FLAGS) -std=gnu++17 -x c++ - -o /dev/null 2>/dev/null && echo yes)
+
 ifeq ($(SANITIZE),1)
 SANITIZE_FLAGS := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 ifneq ($(call try_build,$(EMPTY_PROGRAM),$(SANITIZE_FLAGS)),yes)
@@ -142,7 +145,7 @@ $(info $(NAME): $(COMPILER) $(CFLAGS), OpenMP $(if $(OPENMP_FLAGS),yes,no), PCRE
 endif
 
 # Rewritten only when compiler or flags differ from those of the last build in this folder; every program needs it.
-export BUILD_STAMP := $(COMPILER) $(ALL_FLAGS) $(ALL_LIBS)
+export BUILD_STAMP := $(COMPILER) $(CXX) $(ALL_FLAGS) $(ALL_LIBS)
 $(B)/flags: FORCE
 	@mkdir -p $(B)
 	@[ "$$(cat $@ 2>/dev/null)" = "$$BUILD_STAMP" ] || printf '%s\n' "$$BUILD_STAMP" > $@
@@ -176,9 +179,19 @@ $(B)/exhaustive_formats: dev/test/exhaustive_formats.c $(B)/flags
 	$(CXX) -x c++ -std=gnu++17 $(filter-out -std=%,$(ALL_FLAGS)) -DWITH_CUDA_HEADERS -isystem $(dir $(CUDA_FP4)) \
 	    -MMD -MP -MF $@.d -MT $@ -o $@ $< $(ALL_LIBS)
 endif
--include $(wildcard $(B)/*.d)
 
-.PHONY: all train_gpt tokenize test_gpt data run test test-exhaustive bench demos check-headers format clean help
+# .cu files as C++ against dev/emu, a CUDA runtime for the CPU: no toolkit, only the C++ compiler.
+EMU_TESTS   := $(basename $(notdir $(wildcard dev/emu/test_*.cu)))
+EMU_OBJECTS := $(patsubst dev/emu/%.cpp,$(B)/emu/%.o,$(wildcard dev/emu/*.cpp))
+EMU_FLAGS    = -std=gnu++17 $(filter-out -std=%,$(ALL_FLAGS)) -DEMU -Idev/emu -Wno-unknown-pragmas
+$(EMU_OBJECTS): $(B)/emu/%.o: dev/emu/%.cpp $(B)/flags
+	@mkdir -p $(B)/emu
+	$(CXX) $(EMU_FLAGS) -MMD -MP -MF $@.d -MT $@ -c -o $@ $<
+$(addprefix $(B)/,$(EMU_TESTS)): $(B)/%: dev/emu/%.cu $(EMU_OBJECTS) $(B)/flags
+	$(CXX) $(EMU_FLAGS) -MMD -MP -MF $@.d -MT $@ -o $@ -x c++ $< -x none $(EMU_OBJECTS) $(ALL_LIBS)
+-include $(wildcard $(B)/*.d $(B)/emu/*.d)
+
+.PHONY: all train_gpt tokenize test_gpt data run test test-emu test-exhaustive bench demos check-headers format clean help
 all: $(PROGRAMS)
 
 # The links point at the configuration asked for last.
@@ -217,8 +230,16 @@ run: train_gpt data
 wanted     = $(if $(TESTS),$(foreach test,$(TESTS),$(filter %test_$(test) %test_$(test).sh,$(1))),$(1))
 RUN_UNIT  := $(addprefix $(B)/,$(call wanted,$(UNIT_TESTS) $(MODEL_TEST)))
 RUN_SHELL := $(call wanted,$(SHELL_TESTS))
-test: $(if $(strip $(RUN_SHELL)),$(PROGRAMS)) $(RUN_UNIT)
-	@BUILD=$(B) sh dev/test/run.sh $(RUN_UNIT) $(RUN_SHELL)
+RUN_EMU   := $(if $(HAVE_CXX),$(addprefix $(B)/,$(call wanted,$(EMU_TESTS))))
+NO_EMU    := $(if $(HAVE_CXX),,echo "skip  emulator: $(CXX) cannot build a C++17 program (Debian, Ubuntu: apt-get install g++)")
+test: $(if $(strip $(RUN_SHELL)),$(PROGRAMS)) $(RUN_UNIT) $(RUN_EMU)
+	@$(NO_EMU)
+	@BUILD=$(B) sh dev/test/run.sh $(RUN_UNIT) $(RUN_EMU) $(RUN_SHELL)
+
+# The emulator's own tests.
+test-emu: $(if $(HAVE_CXX),$(addprefix $(B)/,$(EMU_TESTS)))
+	@$(NO_EMU)
+	@$(if $(HAVE_CXX),BUILD=$(B) sh dev/test/run.sh $^)
 
 test-exhaustive: $(addprefix $(B)/,$(EXHAUSTIVE))
 	@TEST_TIMEOUT=36000 sh dev/test/run.sh $^
@@ -245,6 +266,7 @@ Targets
   all            ./train_gpt and data/tokenize (the default)
   run            build, make the embedded dataset, train on it for about a minute, sample, plot
   test           every unit test, then every shell test; ends with 'N passed, N failed'
+  test-emu       the tests of dev/emu, the CUDA runtime for the CPU (part of `test`)
   test-exhaustive  what takes minutes: every fast number conversion on all 2^32 floats
   test_gpt       build ./test_gpt, the trainer against reference numbers
   data           the embedded dataset, data/self_train_000000.bin and data/self_val_000000.bin

@@ -18,10 +18,14 @@ static inline __nv_bfloat16 __float2bfloat16_rz(float x) {
     return h;
 }
 static inline float __bfloat162float(__nv_bfloat16 x) { return decode_bf16(x.__x); }
-static inline __nv_bfloat162 __floats2bfloat162_rn(float x, float y) { return __nv_bfloat162(__nv_bfloat16(x), __nv_bfloat16(y)); }
+static inline __nv_bfloat162 __floats2bfloat162_rn(float x, float y) {
+    return __nv_bfloat162(__nv_bfloat16(x), __nv_bfloat16(y));
+}
 static inline __nv_bfloat162 __float22bfloat162_rn(float2 v) { return __floats2bfloat162_rn(v.x, v.y); }
 static inline __nv_bfloat162 __float2bfloat162_rn(float x) { return __floats2bfloat162_rn(x, x); }
-static inline float2 __bfloat1622float2(__nv_bfloat162 v) { return make_float2(__bfloat162float(v.x), __bfloat162float(v.y)); }
+static inline float2 __bfloat1622float2(__nv_bfloat162 v) {
+    return make_float2(__bfloat162float(v.x), __bfloat162float(v.y));
+}
 static inline __nv_bfloat162 __halves2bfloat162(__nv_bfloat16 x, __nv_bfloat16 y) { return __nv_bfloat162(x, y); }
 static inline __nv_bfloat162 __bfloat162bfloat162(__nv_bfloat16 x) { return __nv_bfloat162(x, x); }
 static inline __nv_bfloat16 __low2bfloat16(__nv_bfloat162 v) { return v.x; }

@@ -129,7 +129,10 @@ struct cudaDeviceProp {
     int regsPerBlock, regsPerMultiprocessor, l2CacheSize, memoryBusWidth, ECCEnabled;
     int pciBusID, pciDeviceID, pciDomainID;
 };
-enum cudaLaunchAttributeID { cudaLaunchAttributeClusterDimension = 4, cudaLaunchAttributeProgrammaticStreamSerialization = 6 };
+enum cudaLaunchAttributeID {
+    cudaLaunchAttributeClusterDimension = 4,
+    cudaLaunchAttributeProgrammaticStreamSerialization = 6
+};
 struct cudaLaunchAttribute {
     cudaLaunchAttributeID id;
     struct {
@@ -146,7 +149,11 @@ struct cudaLaunchConfig_t {
     cudaLaunchAttribute *attrs;
     unsigned numAttrs;
 };
-enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal, cudaStreamCaptureModeRelaxed };
+enum cudaStreamCaptureMode {
+    cudaStreamCaptureModeGlobal,
+    cudaStreamCaptureModeThreadLocal,
+    cudaStreamCaptureModeRelaxed
+};
 
 #define cudaStreamDefault 0
 #define cudaStreamNonBlocking 1
@@ -179,7 +186,8 @@ cudaError_t cudaHostAlloc(void **memory, size_t bytes, unsigned flags);
 cudaError_t cudaFreeHost(void *memory);
 cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes);
 cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind);
-cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream = nullptr);
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
+                            cudaStream_t stream = nullptr);
 cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
                               size_t height, cudaMemcpyKind kind, cudaStream_t stream = nullptr);
 cudaError_t cudaMemset(void *memory, int value, size_t bytes);
@@ -226,7 +234,8 @@ cudaError_t cudaFuncSetAttribute(T *kernel, cudaFuncAttribute attribute, int val
     return emuFuncSetAttribute((const void *)kernel, attribute, value);
 }
 template <typename T>
-cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, T *kernel, int block_threads, size_t shared_bytes) {
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, T *kernel, int block_threads,
+                                                          size_t shared_bytes) {
     return emuOccupancy(blocks, (const void *)kernel, block_threads, shared_bytes);
 }
 
@@ -259,9 +268,7 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config, void (*kernel)(
 // ----------------------------------------------------------------------------------------------------------------
 // Barriers and warp collectives
 
-static inline void __syncthreads(EMU_WHERE) {
-    emu::block_barrier(emu::BARRIER_ONLY, 0, EMU_SITE("__syncthreads"));
-}
+static inline void __syncthreads(EMU_WHERE) { emu::block_barrier(emu::BARRIER_ONLY, 0, EMU_SITE("__syncthreads")); }
 static inline int __syncthreads_count(int predicate, EMU_WHERE) {
     return emu::block_barrier(emu::BARRIER_COUNT, predicate, EMU_SITE("__syncthreads_count"));
 }
@@ -321,20 +328,17 @@ static inline T __shfl_sync(unsigned mask, T value, int source, int width = 32, 
     return emu::shuffle(mask, value, first | ((unsigned)source & (w - 1)), EMU_SITE("__shfl_sync"));
 }
 template <typename T>
-static inline T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32,
-                               EMU_WHERE) {
+static inline T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32, EMU_WHERE) {
     unsigned lane = emu::lane_index(), first = lane & ~((unsigned)width - 1);
     return emu::shuffle(mask, value, lane < first + delta ? lane : lane - delta, EMU_SITE("__shfl_up_sync"));
 }
 template <typename T>
-static inline T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32,
-                                 EMU_WHERE) {
+static inline T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32, EMU_WHERE) {
     unsigned lane = emu::lane_index(), last = lane | ((unsigned)width - 1);
     return emu::shuffle(mask, value, lane + delta > last ? lane : lane + delta, EMU_SITE("__shfl_down_sync"));
 }
 template <typename T>
-static inline T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int width = 32,
-                                EMU_WHERE) {
+static inline T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int width = 32, EMU_WHERE) {
     unsigned lane = emu::lane_index(), last = lane | ((unsigned)width - 1), source = lane ^ (unsigned)lane_mask;
     return emu::shuffle(mask, value, source > last ? lane : source, EMU_SITE("__shfl_xor_sync"));
 }
@@ -357,15 +361,15 @@ static inline unsigned __match_any_sync(unsigned mask, unsigned value, EMU_WHERE
 // Lanes that have not returned. Which lanes run together has no meaning here: do not build masks from it in branches.
 static inline unsigned __activemask() { return emu::live_lanes(); }
 
-#define EMU_REDUCE(name, type, expression)                                                                     \
-    namespace emu {                                                                                            \
-    struct name##type {                                                                                        \
-        type operator()(type a, type b) const { return expression; }                                           \
-    };                                                                                                         \
-    }                                                                                                          \
-    static inline type __reduce_##name##_sync(unsigned mask, type value,                                       \
-                                              EMU_WHERE) {          \
-        return (type)emu::vote(emu::reduce_operation<type, emu::name##type>, mask, (uint32_t)value, EMU_SITE("__reduce_" #name "_sync"));     \
+#define EMU_REDUCE(name, type, expression)                                                          \
+    namespace emu {                                                                                 \
+    struct name##type {                                                                             \
+        type operator()(type a, type b) const { return expression; }                                \
+    };                                                                                              \
+    }                                                                                               \
+    static inline type __reduce_##name##_sync(unsigned mask, type value, EMU_WHERE) {               \
+        return (type)emu::vote(emu::reduce_operation<type, emu::name##type>, mask, (uint32_t)value, \
+                               EMU_SITE("__reduce_" #name "_sync"));                                \
     }
 EMU_REDUCE(add, unsigned, a + b)
 EMU_REDUCE(add, int, (int)((unsigned)a + (unsigned)b))
@@ -373,7 +377,7 @@ EMU_REDUCE(min, unsigned, a < b ? a : b)
 EMU_REDUCE(min, int, a < b ? a : b)
 EMU_REDUCE(max, unsigned, a > b ? a : b)
 EMU_REDUCE(max, int, a > b ? a : b)
-EMU_REDUCE(and, unsigned, a & b)
+EMU_REDUCE(and, unsigned, a &b)
 EMU_REDUCE(or, unsigned, a | b)
 EMU_REDUCE(xor, unsigned, a ^ b)
 
@@ -400,7 +404,8 @@ static inline T atomic_update(T *address, F update) {
         return emu::atomic_update(address, [=](type old) -> type { return expression; }); \
     }
 #define EMU_ATOMIC_INTEGERS(name, expression) \
-    EMU_ATOMIC(name, int, expression) EMU_ATOMIC(name, unsigned, expression) EMU_ATOMIC(name, unsigned long long, expression)
+    EMU_ATOMIC(name, int, expression)         \
+    EMU_ATOMIC(name, unsigned, expression) EMU_ATOMIC(name, unsigned long long, expression)
 EMU_ATOMIC(atomicAdd, float, old + value)
 EMU_ATOMIC(atomicAdd, double, old + value)
 EMU_ATOMIC(atomicExch, float, ((void)old, value))
@@ -413,8 +418,8 @@ EMU_ATOMIC_INTEGERS(atomicAnd, old &value)
 EMU_ATOMIC_INTEGERS(atomicOr, old | value)
 EMU_ATOMIC_INTEGERS(atomicXor, old ^ value)
 EMU_ATOMIC_INTEGERS(atomicExch, ((void)old, value))
-#define EMU_CAS(type)                                                                       \
-    static inline type atomicCAS(type *address, type compare, type value) {                 \
+#define EMU_CAS(type)                                                                               \
+    static inline type atomicCAS(type *address, type compare, type value) {                         \
         return emu::atomic_update(address, [=](type old) { return old == compare ? value : old; }); \
     }
 EMU_CAS(int)
@@ -424,14 +429,38 @@ EMU_CAS(unsigned long long)
 // ----------------------------------------------------------------------------------------------------------------
 // Memory access hints: plain accesses. (UBSan checks the alignment of the vector types.)
 
-template <typename T> static inline T __ldg(const T *p) { return *p; }
-template <typename T> static inline T __ldcs(const T *p) { return *p; }
-template <typename T> static inline T __ldcg(const T *p) { return *p; }
-template <typename T> static inline T __ldca(const T *p) { return *p; }
-template <typename T> static inline void __stcs(T *p, T value) { *p = value; }
-template <typename T> static inline void __stcg(T *p, T value) { *p = value; }
-template <typename T> static inline void __stwb(T *p, T value) { *p = value; }
-template <typename T> static inline void __stwt(T *p, T value) { *p = value; }
+template <typename T>
+static inline T __ldg(const T *p) {
+    return *p;
+}
+template <typename T>
+static inline T __ldcs(const T *p) {
+    return *p;
+}
+template <typename T>
+static inline T __ldcg(const T *p) {
+    return *p;
+}
+template <typename T>
+static inline T __ldca(const T *p) {
+    return *p;
+}
+template <typename T>
+static inline void __stcs(T *p, T value) {
+    *p = value;
+}
+template <typename T>
+static inline void __stcg(T *p, T value) {
+    *p = value;
+}
+template <typename T>
+static inline void __stwb(T *p, T value) {
+    *p = value;
+}
+template <typename T>
+static inline void __stwt(T *p, T value) {
+    *p = value;
+}
 
 // ----------------------------------------------------------------------------------------------------------------
 // Arithmetic. The approximate functions are the exact ones here: compare with a tolerance.
@@ -493,7 +522,7 @@ static inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
     return result;
 }
 
-#define EMU_MIN_MAX(type)                                                   \
+#define EMU_MIN_MAX(type)                                                      \
     static inline constexpr type min(type a, type b) { return b < a ? b : a; } \
     static inline constexpr type max(type a, type b) { return a < b ? b : a; }
 EMU_MIN_MAX(int)

@@ -144,7 +144,7 @@ struct Worker {
     unsigned threads, warps, live;
     unsigned current;
     uint32_t ready[MAX_WARPS], in_warp[MAX_WARPS], alive[MAX_WARPS];  // a bit per lane
-    uint32_t ready_warps;                                              // a bit per warp with a ready lane
+    uint32_t ready_warps;                                             // a bit per warp with a ready lane
     unsigned barrier_arrived, barrier_true;
     BarrierResult barrier_kind;
     int barrier_result;
@@ -231,7 +231,8 @@ static Fiber *take_fiber(Worker *w) {
 #endif
                                                    ) *
                                 1024;
-    char *memory = (char *)mmap(nullptr, bytes + 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    char *memory =
+        (char *)mmap(nullptr, bytes + 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) kernel_error("out of memory for the stack of another thread (EMU_STACK_KB)");
     mprotect(memory, 4096, PROT_NONE);
     Fiber *fiber = new Fiber();
@@ -291,7 +292,8 @@ void warp_collective(WarpOperation operation, uint32_t mask, void *data, Site si
     self->data = data;
     self->site = site;
     if (!(mask >> lane & 1))
-        kernel_error("%s (%s:%d): mask 0x%08x does not name the calling lane %u", site.what, site.file, site.line, mask, lane);
+        kernel_error("%s (%s:%d): mask 0x%08x does not name the calling lane %u", site.what, site.file, site.line, mask,
+                     lane);
     w->in_warp[warp] |= 1u << lane;
     uint32_t members = complete_group(w, warp, lane);
     if (!members) {
@@ -305,10 +307,13 @@ void warp_collective(WarpOperation operation, uint32_t mask, void *data, Site si
 
 static void release_barrier(Worker *w) {
     unsigned n = w->barrier_true;
-    w->barrier_result = w->barrier_kind == BARRIER_COUNT ? (int)n : w->barrier_kind == BARRIER_AND ? n == w->barrier_arrived : n != 0;
+    w->barrier_result = w->barrier_kind == BARRIER_COUNT ? (int)n
+                        : w->barrier_kind == BARRIER_AND ? n == w->barrier_arrived
+                                                         : n != 0;
     w->barrier_arrived = w->barrier_true = 0;
     for (unsigned warp = 0; warp < w->warps; warp++) {
-        for (uint32_t rest = w->alive[warp]; rest; rest &= rest - 1) w->thread[warp * 32 + (unsigned)__builtin_ctz(rest)].waiting = RUNS;
+        for (uint32_t rest = w->alive[warp]; rest; rest &= rest - 1)
+            w->thread[warp * 32 + (unsigned)__builtin_ctz(rest)].waiting = RUNS;
         if (w->alive[warp]) mark_ready(w, warp, w->alive[warp]);
     }
 }
@@ -324,10 +329,11 @@ int block_barrier(BarrierResult kind, int predicate, Site site) {
         const Thread *first = &w->thread[w->barrier_first];
         if (first->site.line != site.line || kind != w->barrier_kind ||
             (first->site.file != site.file && strcmp(first->site.file, site.file)))
-            kernel_error("comes to %s at %s:%d, while thread (%u,%u,%u) of its block waits in %s at %s:%d\n"
-                         "why: all threads of a block that have not returned must come to the same barrier",
-                         site.what, site.file, site.line, first->index.x, first->index.y, first->index.z,
-                         first->site.what, first->site.file, first->site.line);
+            kernel_error(
+                "comes to %s at %s:%d, while thread (%u,%u,%u) of its block waits in %s at %s:%d\n"
+                "why: all threads of a block that have not returned must come to the same barrier",
+                site.what, site.file, site.line, first->index.x, first->index.y, first->index.z, first->site.what,
+                first->site.file, first->site.line);
     }
     w->barrier_arrived++;
     w->barrier_true += predicate != 0;
@@ -391,7 +397,12 @@ static void fiber_main() {
 static std::string symbol_name(const void *address) {
     std::string name = "?";
     uintptr_t base = 0;
-    dl_iterate_phdr([](dl_phdr_info *info, size_t, void *out) { *(uintptr_t *)out = info->dlpi_addr; return 1; }, &base);
+    dl_iterate_phdr(
+        [](dl_phdr_info *info, size_t, void *out) {
+            *(uintptr_t *)out = info->dlpi_addr;
+            return 1;
+        },
+        &base);
     FILE *file = fopen("/proc/self/exe", "rb");
     if (!file) return name;
     fseek(file, 0, SEEK_END);
@@ -408,7 +419,9 @@ static std::string symbol_name(const void *address) {
         const char *strings = image.data() + sections[sections[s].sh_link].sh_offset;
         for (size_t i = 0; i < sections[s].sh_size / sizeof *symbols; i++) {
             uintptr_t start = base + symbols[i].st_value;
-            if ((symbols[i].st_info & 15) != STT_FUNC || (uintptr_t)address < start || (uintptr_t)address >= start + symbols[i].st_size) continue;
+            if ((symbols[i].st_info & 15) != STT_FUNC || (uintptr_t)address < start ||
+                (uintptr_t)address >= start + symbols[i].st_size)
+                continue;
             char *plain = abi::__cxa_demangle(strings + symbols[i].st_name, nullptr, nullptr, nullptr);
             name = plain ? plain : strings + symbols[i].st_name;
             free(plain);
@@ -420,8 +433,8 @@ static std::string symbol_name(const void *address) {
 
 static void print_position(Worker *w, unsigned thread) {
     uint3 t = w->thread[thread].index;
-    fprintf(stderr, "kernel '%s', block (%u,%u,%u), thread (%u,%u,%u): ", symbol_name(w->job->kernel).c_str(), blockIdx.x,
-            blockIdx.y, blockIdx.z, t.x, t.y, t.z);
+    fprintf(stderr, "kernel '%s', block (%u,%u,%u), thread (%u,%u,%u): ", symbol_name(w->job->kernel).c_str(),
+            blockIdx.x, blockIdx.y, blockIdx.z, t.x, t.y, t.z);
 }
 
 [[noreturn]] static void report(unsigned thread, const char *text) {
@@ -458,7 +471,8 @@ static void describe_stuck(Worker *w) {
     for (unsigned i = 0; i < w->threads; i++) {
         const Thread &t = w->thread[i];
         bool known = t.waiting == RETURNED || shown.size() == 8;
-        for (const Thread *other : shown) known |= other->site.line == t.site.line && other->waiting == t.waiting && other->mask == t.mask;
+        for (const Thread *other : shown)
+            known |= other->site.line == t.site.line && other->waiting == t.waiting && other->mask == t.mask;
         if (known) continue;
         char line[256], mask[32] = "";
         if (t.waiting == IN_WARP) snprintf(mask, sizeof mask, ", mask 0x%08x", t.mask);
@@ -477,7 +491,10 @@ static void crash_handler(int signal_number) {
     if (local.worker && local.worker->running) {
         fputs("error: ", stderr);
         print_position(local.worker, local.worker->current);
-        fputs(signal_number == SIGFPE ? "arithmetic fault\n" : "access to memory that is not there, or a stack that is too small (EMU_STACK_KB)\n", stderr);
+        fputs(signal_number == SIGFPE
+                  ? "arithmetic fault\n"
+                  : "access to memory that is not there, or a stack that is too small (EMU_STACK_KB)\n",
+              stderr);
     }
     raise(signal_number);
 }
@@ -559,7 +576,8 @@ static void begin_launch(Worker *w, const Launch &job) {
     if (memcmp(w->index_of, job.block, sizeof job.block)) {
         memcpy(w->index_of, job.block, sizeof job.block);
         for (unsigned i = 0; i < w->threads; i++)
-            w->thread[i].index = make_uint3(i % job.block[0], i / job.block[0] % job.block[1], i / job.block[0] / job.block[1]);
+            w->thread[i].index =
+                make_uint3(i % job.block[0], i / job.block[0] % job.block[1], i / job.block[0] / job.block[1]);
     }
     if (!w->shared || w->shared_bytes != job.shared_bytes) {
         free(w->shared);
@@ -623,9 +641,8 @@ int launch_kernel(const Launch &job) {
     size_t blocks = (size_t)job.grid[0] * job.grid[1] * job.grid[2];
     std::atomic<size_t> next(0);
     BlockOrder order(blocks);
-    int os_threads = 1;
 #ifdef _OPENMP
-    os_threads = omp_get_max_threads() < 16 ? omp_get_max_threads() : 16;  // each has up to 1,024 guarded stacks
+    int os_threads = omp_get_max_threads() < 16 ? omp_get_max_threads() : 16;  // each has up to 1,024 guarded stacks
     if ((size_t)os_threads > blocks) os_threads = (int)blocks;
 #pragma omp parallel num_threads(os_threads) if (os_threads > 1)
 #endif
@@ -674,18 +691,23 @@ struct MmaData {
     const float *c;
 };
 
-// d = a b + c on whole matrices that were gathered from the lanes: 16 x K, K x 8.
+// Whole matrices, gathered from the lanes. A row of d and of b is one vector of 8.
+typedef float Row8 __attribute__((vector_size(32)));
+
+// d = a b + d, sums in ascending k. a: 16 x K, b: K x 8.
 template <int K>
-static void mma_matrices(float d[16][8], const float a[16][K], const float b[K][8]) {
-    for (int m = 0; m < 16; m++)
-        for (int k = 0; k < K; k++)
-            for (int n = 0; n < 8; n++) d[m][n] += a[m][k] * b[k][n];
+static void mma_matrices(Row8 d[16], const float a[16][K], const Row8 b[K]) {
+    for (int m = 0; m < 16; m++) {
+        Row8 sum = d[m];
+        for (int k = 0; k < K; k++) sum += a[m][k] * b[k];
+        d[m] = sum;
+    }
 }
-static void gather_c(float d[16][8], void *const lanes[32]) {
+static void gather_c(Row8 d[16], void *const lanes[32]) {
     for (int l = 0; l < 32; l++)
         for (int i = 0; i < 4; i++) d[l / 4 + i / 2 * 8][l % 4 * 2 + i % 2] = ((MmaData *)lanes[l])->c[i];
 }
-static void scatter_d(void *const lanes[32], const float d[16][8]) {
+static void scatter_d(void *const lanes[32], const Row8 d[16]) {
     for (int l = 0; l < 32; l++)
         for (int i = 0; i < 4; i++) ((MmaData *)lanes[l])->d[i] = d[l / 4 + i / 2 * 8][l % 4 * 2 + i % 2];
 }
@@ -696,7 +718,8 @@ static void require_full_warp(uint32_t members, const char *what) {
 template <bool BF16>
 static void mma_16_operation(void *const lanes[32], uint32_t members) {
     require_full_warp(members, "mma.m16n8k16");
-    float a[16][16], b[16][8], d[16][8];
+    float a[16][16];
+    Row8 b[16], d[16];
     for (int l = 0; l < 32; l++) {
         const MmaData *data = (const MmaData *)lanes[l];
         for (int i = 0; i < 8; i++) {  // a0..a7: rows alternate every two, columns advance by 8 after four
@@ -715,7 +738,8 @@ static void mma_16_operation(void *const lanes[32], uint32_t members) {
 
 static void mma_tf32_operation(void *const lanes[32], uint32_t members) {
     require_full_warp(members, "mma.m16n8k8");
-    float a[16][8], b[8][8], d[16][8];
+    float a[16][8];
+    Row8 b[8], d[16];
     for (int l = 0; l < 32; l++) {
         const MmaData *data = (const MmaData *)lanes[l];
         for (int i = 0; i < 4; i++) a[l / 4 + i % 2 * 8][l % 4 + i / 2 * 4] = round_tf32_rz(float_of_bits(data->a[i]));
@@ -730,13 +754,16 @@ static void mma(WarpOperation operation, float *d, const uint32_t *a, const uint
     MmaData data = {d, a, b, c};
     warp_collective(operation, 0xffffffffu, &data, site);
 }
-void mma_m16n8k16_bf16(float d[4], const uint32_t a[4], const uint32_t b[2], const float c[4], const char *file, int line) {
+void mma_m16n8k16_bf16(float d[4], const uint32_t a[4], const uint32_t b[2], const float c[4], const char *file,
+                       int line) {
     mma(mma_16_operation<true>, d, a, b, c, EMU_SITE("mma.m16n8k16.bf16"));
 }
-void mma_m16n8k16_fp16(float d[4], const uint32_t a[4], const uint32_t b[2], const float c[4], const char *file, int line) {
+void mma_m16n8k16_fp16(float d[4], const uint32_t a[4], const uint32_t b[2], const float c[4], const char *file,
+                       int line) {
     mma(mma_16_operation<false>, d, a, b, c, EMU_SITE("mma.m16n8k16.f16"));
 }
-void mma_m16n8k8_tf32(float d[4], const uint32_t a[4], const uint32_t b[2], const float c[4], const char *file, int line) {
+void mma_m16n8k8_tf32(float d[4], const uint32_t a[4], const uint32_t b[2], const float c[4], const char *file,
+                      int line) {
     mma(mma_tf32_operation, d, a, b, c, EMU_SITE("mma.m16n8k8.tf32"));
 }
 
@@ -757,9 +784,10 @@ static void ldmatrix_operation(void *const lanes[32], uint32_t members) {
             }
 }
 void ldmatrix(uint32_t *r, const void *row, int matrices, bool transposed, Site site) {
-    static const WarpOperation operations[2][3] = {
-        {ldmatrix_operation<1, false>, ldmatrix_operation<2, false>, ldmatrix_operation<4, false>},
-        {ldmatrix_operation<1, true>, ldmatrix_operation<2, true>, ldmatrix_operation<4, true>}};
+    static const WarpOperation operations[2][3] = {{ldmatrix_operation<1, false>, ldmatrix_operation<2, false>,
+                                                    ldmatrix_operation<4, false>},
+                                                   {ldmatrix_operation<1, true>, ldmatrix_operation<2, true>,
+                                                    ldmatrix_operation<4, true>}};
     if ((int)lane_index() < matrices * 8 && (uintptr_t)row % 16)
         kernel_error("%s (%s:%d): the row's address %p is not a multiple of 16", site.what, site.file, site.line, row);
     MatrixData data = {r, (const uint16_t *)row};
@@ -778,7 +806,8 @@ void cp_async_commit() { local.worker->thread[local.worker->current].copy_group+
 void cp_async_wait(int pending_groups) {
     Thread *self = &local.worker->thread[local.worker->current];
     size_t done = 0;
-    for (; done < self->copies.size() && self->copies[done].group + (unsigned)pending_groups < self->copy_group; done++) {
+    for (; done < self->copies.size() && self->copies[done].group + (unsigned)pending_groups < self->copy_group;
+         done++) {
         const PendingCopy &copy = self->copies[done];
         memcpy(copy.to, copy.from, (size_t)copy.bytes);
         memset(copy.to + copy.bytes, 0, (size_t)(copy.size - copy.bytes));

@@ -151,8 +151,9 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t object, cubla
     }
     return invalid("unknown attribute of a product");
 }
-cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t object, cublasLtMatrixLayoutAttribute_t attribute,
-                                                const void *value, size_t bytes) {
+cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t object,
+                                                cublasLtMatrixLayoutAttribute_t attribute, const void *value,
+                                                size_t bytes) {
     switch (attribute) {
         ATTRIBUTE(CUBLASLT_MATRIX_LAYOUT_TYPE, type);
         ATTRIBUTE(CUBLASLT_MATRIX_LAYOUT_ORDER, order);
@@ -191,13 +192,16 @@ struct Problem {
 };
 
 static bool is_fp8(uint32_t type) { return type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2; }
-static size_t type_bytes(int type) { return type == CUDA_R_32F ? 4 : type == CUDA_R_16F || type == CUDA_R_16BF ? 2 : 1; }
+static size_t type_bytes(int type) {
+    return type == CUDA_R_32F ? 4 : type == CUDA_R_16F || type == CUDA_R_16BF ? 2 : 1;
+}
 
 static cublasStatus_t check_shapes(const Problem &p) {
     const EmuMatrixLayout *all[4] = {p.a, p.b, p.c, p.d};
     if ((p.desc->transb ? p.b->cols : p.b->rows) != p.k) return invalid("op(A) and op(B) disagree about k");
     if (p.a->rows == 0 || p.a->cols == 0 || p.n == 0) return invalid("an empty matrix");
-    if (p.d->rows != p.m || p.d->cols != p.n || p.c->rows != p.m || p.c->cols != p.n) return invalid("C or D is not m x n");
+    if (p.d->rows != p.m || p.d->cols != p.n || p.c->rows != p.m || p.c->cols != p.n)
+        return invalid("C or D is not m x n");
     for (const EmuMatrixLayout *layout : all) {
         if (layout->order != CUBLASLT_ORDER_COL) return unsupported("only column order");
         if (layout->ld < (int64_t)layout->rows) return invalid("a leading dimension is below the number of rows");
@@ -234,11 +238,14 @@ static cublasStatus_t check_fp8(const Problem &p) {
     if (!tn && cc != 100) return unsupported("fp8 here needs A transposed and B not");
     if (desc.a_scale_mode || desc.b_scale_mode) return unsupported("block scales (not emulated)");
     size_t d_bytes = type_bytes((int)p.d->type);
-    if (p.k % 16 || p.m * d_bytes % 16 || (!tn && (p.m % 16 || p.n % 16))) return unsupported("fp8: k of 16, rows of D of 16 bytes");
+    if (p.k % 16 || p.m * d_bytes % 16 || (!tn && (p.m % 16 || p.n % 16)))
+        return unsupported("fp8: k of 16, rows of D of 16 bytes");
     if (p.a->ld % 16 || p.b->ld % 16 || (size_t)p.c->ld * d_bytes % 16 || (size_t)p.d->ld * d_bytes % 16)
         return unsupported("fp8: leading dimensions must be multiples of 16 bytes");
-    if (desc.epilogue != CUBLASLT_EPILOGUE_DEFAULT && desc.epilogue != CUBLASLT_EPILOGUE_BIAS) return unsupported("this epilogue with fp8");
-    if (p.has_bias && p.bias_type != (p.d->type == CUDA_R_16F ? CUDA_R_16F : CUDA_R_16BF)) return unsupported("fp8: the type of the bias");
+    if (desc.epilogue != CUBLASLT_EPILOGUE_DEFAULT && desc.epilogue != CUBLASLT_EPILOGUE_BIAS)
+        return unsupported("this epilogue with fp8");
+    if (p.has_bias && p.bias_type != (p.d->type == CUDA_R_16F ? CUDA_R_16F : CUDA_R_16BF))
+        return unsupported("fp8: the type of the bias");
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -258,12 +265,15 @@ static cublasStatus_t check_epilogue(const Problem &p) {
         default: return unsupported("this epilogue (not emulated)");
     }
     if (desc.epilogue & 128) {
-        if (desc.aux_ld < (int64_t)p.m || desc.aux_ld % 8) return invalid("the aux leading dimension must be a multiple of 8 and at least m");
+        if (desc.aux_ld < (int64_t)p.m || desc.aux_ld % 8)
+            return invalid("the aux leading dimension must be a multiple of 8 and at least m");
         if (desc.aux_stride % 8) return invalid("the aux batch stride must be a multiple of 8");
         if (p.aux_type != (int)p.d->type) return unsupported("aux must be of D's type");
     }
-    if ((p.has_bias || p.bias_gradient) && !p.fp8 && p.bias_type != (int)p.d->type) return unsupported("the bias must be of D's type");
-    if (!p.fp8 && (desc.a_scale || desc.b_scale || desc.a_scale_mode || desc.b_scale_mode)) return invalid("scales of A or B without fp8");
+    if ((p.has_bias || p.bias_gradient) && !p.fp8 && p.bias_type != (int)p.d->type)
+        return unsupported("the bias must be of D's type");
+    if (!p.fp8 && (desc.a_scale || desc.b_scale || desc.a_scale_mode || desc.b_scale_mode))
+        return invalid("scales of A or B without fp8");
     if (desc.c_scale || desc.d_scale || desc.d_amax) return invalid("scale of C or D, or amax, without an fp8 C or D");
     return CUBLAS_STATUS_SUCCESS;
 }
@@ -283,7 +293,9 @@ static cublasStatus_t check_problem(Problem *p, const EmuMatmulDesc *desc, const
     p->fp8 = is_fp8(a->type) || is_fp8(b->type);
     p->has_bias = desc->epilogue & 4;
     p->bias_gradient = desc->epilogue & (16 | 256 | 512);
-    p->bias_type = desc->bias_type >= 0 ? desc->bias_type : p->fp8 && d->type == CUDA_R_32F ? CUDA_R_16BF : (int)d->type;
+    p->bias_type = desc->bias_type >= 0              ? desc->bias_type
+                   : p->fp8 && d->type == CUDA_R_32F ? CUDA_R_16BF
+                                                     : (int)d->type;
     p->aux_type = desc->aux_type >= 0 ? desc->aux_type : (int)d->type;
     cublasStatus_t status = check_shapes(*p);
     if (status == CUBLAS_STATUS_SUCCESS) status = check_types(*p);
@@ -301,7 +313,8 @@ static cublasStatus_t check_pointers(const Problem &p, const void *const matrice
         if (!matrices[i]) continue;
         size_t need = p.fp8 ? 16 : type_bytes((int)layouts[i]->type);
         if (promised && promised[i] > need) need = promised[i] < 16 ? promised[i] : 16;
-        if (!aligned(matrices[i], need)) return unsupported("a matrix is less aligned than its type, or than was promised to the heuristic");
+        if (!aligned(matrices[i], need))
+            return unsupported("a matrix is less aligned than its type, or than was promised to the heuristic");
     }
     if (!matrices[0] || !matrices[1] || !matrices[3]) return invalid("a matrix is missing");
     if (p.has_bias || p.bias_gradient) {
@@ -335,8 +348,8 @@ static void store(void *p, size_t i, int type, float x) {
     }
 }
 
-#define TILE_COLS (2 * VEC_WIDTH)                  // of op(A)'s rows: contiguous in D
-#define TILE_ROWS (VEC_REGISTERS == 32 ? 8 : 4)    // of op(B)'s columns
+#define TILE_COLS (2 * VEC_WIDTH)                // of op(A)'s rows: contiguous in D
+#define TILE_ROWS (VEC_REGISTERS == 32 ? 8 : 4)  // of op(B)'s columns
 
 // One operand as floats, in panels of `width` outer indices, each panel k rows of `width`; the last padded with zeros.
 struct Packed {
@@ -353,7 +366,8 @@ static void pack_panel(const Packed &o, size_t panel) {
     size_t first = panel * o.width, count = o.outer - first < o.width ? o.outer - first : o.width;
     for (size_t j = 0; j < o.width; j++)
         for (size_t k = 0; k < o.k; k++)
-            to[k * o.width + j] = j < count ? o.round(load(o.data, (first + j) * o.outer_step + k * o.k_step, o.type)) : 0.0f;
+            to[k * o.width + j] =
+                j < count ? o.round(load(o.data, (first + j) * o.outer_step + k * o.k_step, o.type)) : 0.0f;
 }
 static void pack(const Packed &o) {
     size_t panels = (o.outer + o.width - 1) / o.width;
@@ -445,14 +459,17 @@ static void compute(const Problem &p, const Pointers &at, float alpha, float bet
     const EmuMatmulDesc &desc = *p.desc;
     float (*round)(float) = desc.compute == CUBLAS_COMPUTE_32F_FAST_TF32 ? tf32_rounding() : no_rounding;
     size_t lda = (size_t)p.a->ld, ldb = (size_t)p.b->ld;
-    Packed a = {at.a, (int)p.a->type, p.m, p.k, desc.transa ? lda : 1, desc.transa ? 1 : lda, TILE_COLS, round, &a_panels};
-    Packed b = {at.b, (int)p.b->type, p.n, p.k, desc.transb ? 1 : ldb, desc.transb ? ldb : 1, TILE_ROWS, round, &b_panels};
+    Packed a = {at.a,      (int)p.a->type, p.m,      p.k, desc.transa ? lda : 1, desc.transa ? 1 : lda,
+                TILE_COLS, round,          &a_panels};
+    Packed b = {at.b,      (int)p.b->type, p.n,      p.k, desc.transb ? 1 : ldb, desc.transb ? ldb : 1,
+                TILE_ROWS, round,          &b_panels};
     pack(a);
     pack(b);
     sums.resize(p.m * p.n);
     multiply(sums.data(), a, b);
     // decode scales: one fp32 product, applied after the sum
-    if (desc.a_scale || desc.b_scale) alpha *= (desc.a_scale ? *desc.a_scale : 1.0f) * (desc.b_scale ? *desc.b_scale : 1.0f);
+    if (desc.a_scale || desc.b_scale)
+        alpha *= (desc.a_scale ? *desc.a_scale : 1.0f) * (desc.b_scale ? *desc.b_scale : 1.0f);
 #pragma omp parallel for schedule(static) if (p.m * p.n > 10000)
     for (size_t j = 0; j < p.n; j++) epilogue_column(p, at, sums.data(), j, alpha, beta);
     if (desc.epilogue & 16)
@@ -475,7 +492,8 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
                                               cublasLtMatmulHeuristicResult_t results[], int *returned) {
     Problem p;
     *returned = 0;
-    if (!handle || !preference || requested < 1) return invalid("a handle, a preference and room for a result are needed");
+    if (!handle || !preference || requested < 1)
+        return invalid("a handle, a preference and room for a result are needed");
     cublasStatus_t status = check_problem(&p, desc, Adesc, Bdesc, Cdesc, Ddesc);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
     memset(results, 0, sizeof *results);
@@ -503,9 +521,15 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
     float alpha_value = *(const float *)alpha, beta_value = *(const float *)beta;  // host or device: the same memory
     if (beta_value != 0.0f && !C) return invalid("C is missing");
     for (int64_t batch = 0; batch < Ddesc->batches; batch++) {
-        auto offset = [&](const EmuMatrixLayout *layout) { return batch * layout->stride * (int64_t)type_bytes((int)layout->type); };
-        Pointers at = {(const char *)A + offset(Adesc), (const char *)B + offset(Bdesc), C ? (const char *)C + offset(Cdesc) : nullptr,
-                       (char *)D + offset(Ddesc), nullptr, nullptr};
+        auto offset = [&](const EmuMatrixLayout *layout) {
+            return batch * layout->stride * (int64_t)type_bytes((int)layout->type);
+        };
+        Pointers at = {(const char *)A + offset(Adesc),
+                       (const char *)B + offset(Bdesc),
+                       C ? (const char *)C + offset(Cdesc) : nullptr,
+                       (char *)D + offset(Ddesc),
+                       nullptr,
+                       nullptr};
         if (desc->bias) at.bias = (char *)desc->bias + batch * desc->bias_stride * (int64_t)type_bytes(p.bias_type);
         if (desc->aux) at.aux = (char *)desc->aux + batch * desc->aux_stride * (int64_t)type_bytes(p.aux_type);
         compute(p, at, alpha_value, beta_value);
@@ -530,7 +554,8 @@ cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t handle, cublasOperation
     EmuMatrixLayout layouts[3];
     const uint32_t types[3] = {Atype, Btype, Ctype};
     const long long strides[3] = {strideA, strideB, strideC};
-    const int lds[3] = {lda, ldb, ldc}, rows[3] = {transa ? k : m, transb ? n : k, m}, cols[3] = {transa ? m : k, transb ? k : n, n};
+    const int lds[3] = {lda, ldb, ldc}, rows[3] = {transa ? k : m, transb ? n : k, m},
+              cols[3] = {transa ? m : k, transb ? k : n, n};
     for (int i = 0; i < 3; i++) {
         layouts[i].type = types[i];
         layouts[i].rows = (uint64_t)rows[i];
@@ -539,5 +564,6 @@ cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t handle, cublasOperation
         layouts[i].stride = strides[i];
         layouts[i].batches = batches;
     }
-    return cublasLtMatmul(&lt, &desc, alpha, A, &layouts[0], B, &layouts[1], beta, C, &layouts[2], C, &layouts[2], nullptr, nullptr, 0, nullptr);
+    return cublasLtMatmul(&lt, &desc, alpha, A, &layouts[0], B, &layouts[1], beta, C, &layouts[2], C, &layouts[2],
+                          nullptr, nullptr, 0, nullptr);
 }

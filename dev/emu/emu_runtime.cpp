@@ -226,7 +226,8 @@ cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind 
     if (kind != cudaMemcpyDefault) {
         bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
         bool from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
-        if (on_device(to, to_device ? bytes : 1) != to_device || on_device(from, from_device ? bytes : 1) != from_device)
+        if (on_device(to, to_device ? bytes : 1) != to_device ||
+            on_device(from, from_device ? bytes : 1) != from_device)
             return fail(cudaErrorInvalidValue);
     }
     memmove(to, from, bytes);
@@ -292,7 +293,9 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t) {
     event->recorded = true;
     return cudaSuccess;
 }
-cudaError_t cudaEventSynchronize(cudaEvent_t event) { return event ? cudaSuccess : fail(cudaErrorInvalidResourceHandle); }
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+    return event ? cudaSuccess : fail(cudaErrorInvalidResourceHandle);
+}
 cudaError_t cudaEventQuery(cudaEvent_t event) { return event ? cudaSuccess : fail(cudaErrorInvalidResourceHandle); }
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end) {
     if (!start || !end || !start->recorded || !end->recorded) return fail(cudaErrorInvalidResourceHandle);
@@ -307,7 +310,9 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode) { return fail(cudaErrorNotSupported); }
 cudaError_t cudaStreamEndCapture(cudaStream_t, cudaGraph_t *) { return fail(cudaErrorNotSupported); }
-cudaError_t cudaGraphInstantiate(cudaGraphExec_t *, cudaGraph_t, unsigned long long) { return fail(cudaErrorNotSupported); }
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *, cudaGraph_t, unsigned long long) {
+    return fail(cudaErrorNotSupported);
+}
 cudaError_t cudaGraphLaunch(cudaGraphExec_t, cudaStream_t) { return fail(cudaErrorNotSupported); }
 cudaError_t cudaGraphDestroy(cudaGraph_t) { return fail(cudaErrorNotSupported); }
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t) { return fail(cudaErrorNotSupported); }
@@ -327,7 +332,8 @@ static size_t shared_limit(const void *kernel) {
 
 cudaError_t emuFuncSetAttribute(const void *kernel, cudaFuncAttribute attribute, int value) {
     if (attribute == cudaFuncAttributePreferredSharedMemoryCarveout) return cudaSuccess;
-    if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0 || (size_t)value > device_row()->optin_bytes)
+    if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0 ||
+        (size_t)value > device_row()->optin_bytes)
         return fail(cudaErrorInvalidValue);
     shared_limits()[kernel] = (size_t)value;
     return cudaSuccess;
@@ -336,7 +342,8 @@ cudaError_t emuFuncSetAttribute(const void *kernel, cudaFuncAttribute attribute,
 // By threads, by dynamic shared memory (of which the system takes 1 KiB a block) and by blocks of an SM; registers and
 // static shared memory are not known here.
 cudaError_t emuOccupancy(int *blocks, const void *, int block_threads, size_t shared_bytes) {
-    if (block_threads < 1 || block_threads > 1024 || shared_bytes > device_row()->optin_bytes) return fail(cudaErrorInvalidValue);
+    if (block_threads < 1 || block_threads > 1024 || shared_bytes > device_row()->optin_bytes)
+        return fail(cudaErrorInvalidValue);
     int by_threads = device_row()->sm_threads / ((block_threads + 31) / 32 * 32);
     int by_shared = (int)(device_row()->sm_shared_bytes / (shared_bytes + 1024));
     *blocks = min(min(by_threads, by_shared), device_row()->sm_threads == 2048 ? 32 : 24);
@@ -346,13 +353,14 @@ cudaError_t emuOccupancy(int *blocks, const void *, int block_threads, size_t sh
 cudaError_t emuCheckLaunch(const cudaLaunchConfig_t *config, emu::Launch *what) {
     dim3 grid = config->gridDim, block = config->blockDim;
     if (!what->kernel) return fail(cudaErrorInvalidDeviceFunction);
-    if (!grid.x || !grid.y || !grid.z || grid.x > 0x7fffffffu || grid.y > 65535 || grid.z > 65535 || !block.x || !block.y ||
-        !block.z || block.x > 1024 || block.y > 1024 || block.z > 64 || block.x * block.y * block.z > 1024)
+    if (!grid.x || !grid.y || !grid.z || grid.x > 0x7fffffffu || grid.y > 65535 || grid.z > 65535 || !block.x ||
+        !block.y || !block.z || block.x > 1024 || block.y > 1024 || block.z > 64 || block.x * block.y * block.z > 1024)
         return fail(cudaErrorInvalidConfiguration);
     if (config->dynamicSmemBytes > shared_limit(what->kernel)) return fail(cudaErrorInvalidValue);
     for (unsigned i = 0; i < config->numAttrs; i++)
         if (config->attrs[i].id == cudaLaunchAttributeClusterDimension &&
-            (config->attrs[i].val.clusterDim.x | config->attrs[i].val.clusterDim.y | config->attrs[i].val.clusterDim.z) != 1)
+            (config->attrs[i].val.clusterDim.x | config->attrs[i].val.clusterDim.y |
+             config->attrs[i].val.clusterDim.z) != 1)
             return fail(cudaErrorNotSupported);
     unsigned grid_array[3] = {grid.x, grid.y, grid.z}, block_array[3] = {block.x, block.y, block.z};
     memcpy(what->grid, grid_array, sizeof grid_array);

@@ -25,9 +25,7 @@ struct Buffer {
         cudaFree(device);
     }
     void up() { CUDA_CHECK(cudaMemcpy(device, host, n * sizeof(T), cudaMemcpyHostToDevice)); }
-    void down() {
-        CUDA_CHECK(cudaMemcpy(host, device, n * sizeof(T), cudaMemcpyDeviceToHost));
-    }
+    void down() { CUDA_CHECK(cudaMemcpy(host, device, n * sizeof(T), cudaMemcpyDeviceToHost)); }
     T &operator[](size_t i) { return host[i]; }
 };
 
@@ -64,8 +62,9 @@ TEST(geometry) {
                     for (unsigned ty = 0; ty < b[1]; ty++)
                         for (unsigned tx = 0; tx < b[0]; tx++, i += 6) {
                             unsigned want[6] = {x, y, z, tx, ty, tz};
-                            CHECK(!memcmp(want, &out[i], sizeof want), "thread %zu says block (%u,%u,%u) thread (%u,%u,%u)",
-                                  i / 6, out[i], out[i + 1], out[i + 2], out[i + 3], out[i + 4], out[i + 5]);
+                            CHECK(!memcmp(want, &out[i], sizeof want),
+                                  "thread %zu says block (%u,%u,%u) thread (%u,%u,%u)", i / 6, out[i], out[i + 1],
+                                  out[i + 2], out[i + 3], out[i + 4], out[i + 5]);
                         }
 }
 
@@ -135,7 +134,8 @@ TEST(votes_and_reductions) {
     for (unsigned t = 0; t < 64; t++) {
         unsigned lane = t % 32, sum = t < 32 ? 496 : 496 + 32 * 32;
         unsigned want[12] = {0x49249249u, 1, 0, 1, 0, 0xffu << lane / 8 * 8, sum, (unsigned)-28, 62, 0, 0xffff, ~4u};
-        for (int i = 0; i < 12; i++) CHECK(out[t * 12 + i] == want[i], "thread %u, vote %d: %x, not %x", t, i, out[t * 12 + i], want[i]);
+        for (int i = 0; i < 12; i++)
+            CHECK(out[t * 12 + i] == want[i], "thread %u, vote %d: %x, not %x", t, i, out[t * 12 + i], want[i]);
     }
 }
 
@@ -309,7 +309,8 @@ TEST(atomics) {
 
 enum MmaKind { MMA_BF16, MMA_FP16, MMA_TF32 };
 
-static __global__ void mma_kernel(float *out, const uint32_t *a_inp, const uint32_t *b_inp, const float *c_inp, int kind) {
+static __global__ void mma_kernel(float *out, const uint32_t *a_inp, const uint32_t *b_inp, const float *c_inp,
+                                  int kind) {
     int lane = threadIdx.x;
     uint32_t a[4], b[2];
     float c[4], d[4];
@@ -333,11 +334,13 @@ static void test_mma(MmaKind kind) {
         int group = lane >> 2, thread = lane % 4;
         if (kind == MMA_TF32) {  // A 16x8: row groupID for a0 a2, + 8 for a1 a3; col threadID, + 4 for a2 a3. B 8x8.
             for (int i = 0; i < 4; i++)  // the tensor core ignores the lower 13 bits
-                a_regs[4 * lane + i] = bits_of_float(A[i == 0 || i == 2 ? group : group + 8][i < 2 ? thread : thread + 4]) | 0x1abc;
+                a_regs[4 * lane + i] =
+                    bits_of_float(A[i == 0 || i == 2 ? group : group + 8][i < 2 ? thread : thread + 4]) | 0x1abc;
             for (int i = 0; i < 2; i++) b_regs[2 * lane + i] = bits_of_float(B[i == 0 ? thread : thread + 4][group]);
         } else {
             for (int i = 0; i < 8; i++) {
-                int row = i == 0 || i == 1 || i == 4 || i == 5 ? group : group + 8, col = thread * 2 + (i & 1) + (i >= 4 ? 8 : 0);
+                int row = i == 0 || i == 1 || i == 4 || i == 5 ? group : group + 8,
+                    col = thread * 2 + (i & 1) + (i >= 4 ? 8 : 0);
                 a_regs[4 * lane + i / 2] |= code(A[row][col]) << (i % 2 * 16);
             }
             for (int i = 0; i < 4; i++)
@@ -353,7 +356,8 @@ static void test_mma(MmaKind kind) {
             int row = i < 2 ? lane >> 2 : (lane >> 2) + 8, col = lane % 4 * 2 + (i & 1);
             float want = C[row][col];
             for (int k = 0; k < (kind == MMA_TF32 ? 8 : 16); k++) want += A[row][k] * B[k][col];
-            CHECK(out[4 * lane + i] == want, "lane %d, d%d (%d,%d): %g, not %g", lane, i, row, col, out[4 * lane + i], want);
+            CHECK(out[4 * lane + i] == want, "lane %d, d%d (%d,%d): %g, not %g", lane, i, row, col, out[4 * lane + i],
+                  want);
         }
 }
 TEST(mma_bf16) { test_mma(MMA_BF16); }
@@ -400,11 +404,14 @@ TEST(ldmatrix) {
     };
     for (int lane = 0; lane < 32; lane++)
         for (int m = 0; m < 4; m++) {
-            CHECK(out[4 * lane + m] == pair(m, lane, false, false), "x4 lane %d matrix %d: %x", lane, m, out[4 * lane + m]);
-            CHECK(out[128 + 4 * lane + m] == pair(m, lane, true, true), "x4.trans lane %d matrix %d: %x", lane, m, out[128 + 4 * lane + m]);
+            CHECK(out[4 * lane + m] == pair(m, lane, false, false), "x4 lane %d matrix %d: %x", lane, m,
+                  out[4 * lane + m]);
+            CHECK(out[128 + 4 * lane + m] == pair(m, lane, true, true), "x4.trans lane %d matrix %d: %x", lane, m,
+                  out[128 + 4 * lane + m]);
 #ifdef EMU
             if (m == 0) CHECK(out[256 + 4 * lane] == pair(0, lane, false, false), "x1 lane %d", lane);
-            if (m == 1 || m == 2) CHECK(out[256 + 4 * lane + m] == pair(m + 1, lane, true, false), "x2.trans lane %d", lane);
+            if (m == 1 || m == 2)
+                CHECK(out[256 + 4 * lane + m] == pair(m + 1, lane, true, false), "x2.trans lane %d", lane);
 #endif
         }
 }
@@ -437,7 +444,8 @@ TEST(cp_async) {
     out.down(), before.down();
     for (int lane = 0; lane < 32; lane++) {
         for (int i = 0; i < 3; i++)
-            CHECK(out[32 * i + lane] == (uint32_t)(1000 + 128 * i + 4 * lane + i + 1), "group %d lane %d: %u", i, lane, out[32 * i + lane]);
+            CHECK(out[32 * i + lane] == (uint32_t)(1000 + 128 * i + 4 * lane + i + 1), "group %d lane %d: %u", i, lane,
+                  out[32 * i + lane]);
         CHECK(out[96 + lane] == (lane % 2 == 0 ? 1003u : 0u), "zero fill lane %d: %u", lane, out[96 + lane]);
 #ifdef EMU
         CHECK(before[lane] == 0xffffffffu, "before the wait lane %d reads %x", lane, before[lane]);
@@ -461,7 +469,9 @@ TEST(conversions) {
     const int n = 65536;
     Buffer<float> inp(n), back(2 * n);
     Buffer<uint16_t> bf16(n), fp16(n);
-    for (int i = 0; i < n; i++) inp[i] = float_of_bits((uint32_t)i << 16 | (random_u32() % 4 ? random_u32() & 0xffff : random_u32() % 2 * 0x8000));
+    for (int i = 0; i < n; i++)
+        inp[i] =
+            float_of_bits((uint32_t)i << 16 | (random_u32() % 4 ? random_u32() & 0xffff : random_u32() % 2 * 0x8000));
     inp.up();
     launch(convert_kernel, n / 256, 256, 0, 0, bf16.device, fp16.device, back.device, inp.device, n);
     bf16.down(), fp16.down(), back.down();
@@ -471,7 +481,8 @@ TEST(conversions) {
         CHECK(fp16[i] == format_encode(h, inp[i], 0), "fp16 of %a: %04x", inp[i], fp16[i]);
         float wants[2] = {format_decode(b, (uint32_t)i), format_decode(h, (uint32_t)i)};
         for (int j = 0; j < 2; j++)
-            CHECK(back[2 * i + j] == wants[j] || (back[2 * i + j] != back[2 * i + j] && wants[j] != wants[j]), "code %04x: %a", i, back[2 * i + j]);
+            CHECK(back[2 * i + j] == wants[j] || (back[2 * i + j] != back[2 * i + j] && wants[j] != wants[j]),
+                  "code %04x: %a", i, back[2 * i + j]);
     }
 }
 
@@ -503,8 +514,11 @@ TEST(intrinsics) {
     launch(intrinsics_kernel, 1, 1, 0, 0, out.device);
     out.down();
     float x = fmaf(1.0000001f, 1.0000001f, -1.0f);
-    const uint32_t want[] = {9, 15, 32, 5, 3, 0x77114422u, 0xc0200000u, 0x7f800000u, bits_of_float(x), 0x3eaaaaabu, 2, 0x7fffffffu, 0, 10, 24, 1, 0x3f80};
-    for (size_t i = 0; i < sizeof want / sizeof *want; i++) CHECK(out[i] == want[i], "value %zu: %x, not %x", i, out[i], want[i]);
+    const uint32_t want[] = {
+        9,           15, 32,          5, 3,  0x77114422u, 0xc0200000u, 0x7f800000u, bits_of_float(x),
+        0x3eaaaaabu, 2,  0x7fffffffu, 0, 10, 24,          1,           0x3f80};
+    for (size_t i = 0; i < sizeof want / sizeof *want; i++)
+        CHECK(out[i] == want[i], "value %zu: %x, not %x", i, out[i], want[i]);
 }
 
 // ----------------------------------------------------------------------------------------------------------------
@@ -530,19 +544,26 @@ TEST(launch_limits) {
     CHECK(try_launch(1, 1025, 0) == cudaErrorInvalidConfiguration, "too many threads");
     CHECK(try_launch(1, dim3(1, 1, 65), 0) == cudaErrorInvalidConfiguration, "too many threads in z");
     CHECK(try_launch(1, 32, (48 << 10) + 1) == cudaErrorInvalidValue, "dynamic shared memory without the attribute");
-    CHECK(cudaFuncSetAttribute(nothing_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 1 << 20) == cudaErrorInvalidValue, "a limit beyond the device's");
-    CHECK(cudaGetLastError() == cudaErrorInvalidValue && cudaGetLastError() == cudaSuccess, "the last error stays until asked for");
-    CHECK(cudaFuncSetAttribute(nothing_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 96 << 10) == cudaSuccess, "a higher limit");
+    CHECK(cudaFuncSetAttribute(nothing_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 1 << 20) ==
+              cudaErrorInvalidValue,
+          "a limit beyond the device's");
+    CHECK(cudaGetLastError() == cudaErrorInvalidValue && cudaGetLastError() == cudaSuccess,
+          "the last error stays until asked for");
+    CHECK(cudaFuncSetAttribute(nothing_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 96 << 10) == cudaSuccess,
+          "a higher limit");
     CHECK(try_launch(1, 32, 96 << 10) == cudaSuccess, "dynamic shared memory with the attribute");
     int blocks = 0;
-    CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, nothing_kernel, 1024, 0) == cudaSuccess && blocks >= 1 && blocks <= 2, "%d blocks", blocks);
+    CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, nothing_kernel, 1024, 0) == cudaSuccess &&
+              blocks >= 1 && blocks <= 2,
+          "%d blocks", blocks);
 }
 
 TEST(memory_calls) {
     char *a = NULL, host[100] = "abc";
     size_t free_before, free_after, total;
     CUDA_CHECK(cudaMemGetInfo(&free_before, &total));
-    CHECK(cudaMalloc(&a, total + 1) == cudaErrorMemoryAllocation && cudaGetLastError() == cudaErrorMemoryAllocation, "more than there is");
+    CHECK(cudaMalloc(&a, total + 1) == cudaErrorMemoryAllocation && cudaGetLastError() == cudaErrorMemoryAllocation,
+          "more than there is");
     CUDA_CHECK(cudaMalloc(&a, 4 << 20));
     CUDA_CHECK(cudaMemGetInfo(&free_after, &total));
     CHECK(free_before - free_after >= 4 << 20, "%zu bytes gone", free_before - free_after);
@@ -557,7 +578,8 @@ TEST(memory_calls) {
 #ifdef EMU
     CUDA_CHECK(cudaMalloc(&a, 100));
     CHECK(cudaMemcpy(a, host, 101, cudaMemcpyHostToDevice) == cudaErrorInvalidValue, "beyond the end");
-    CHECK(cudaMemcpy(host, host + 50, 10, cudaMemcpyDeviceToHost) == cudaErrorInvalidValue, "host memory as device memory");
+    CHECK(cudaMemcpy(host, host + 50, 10, cudaMemcpyDeviceToHost) == cudaErrorInvalidValue,
+          "host memory as device memory");
     CHECK(cudaMemcpy(a, host, 10, cudaMemcpyDeviceToHost) == cudaErrorInvalidValue, "device memory as host memory");
     CHECK(cudaMemset(host, 0, 1) == cudaErrorInvalidValue, "memset of host memory");
     CHECK(cudaFree(host) == cudaErrorInvalidValue, "freeing what is not the device's");
@@ -627,26 +649,20 @@ TEST(poison) {
 // Children: each is one kernel and a fault, or prints what its environment changes.
 
 static __global__ void two_barriers_kernel(int *out) {
-    if (threadIdx.x == 3)
-        __syncthreads();
-    else
-        __syncthreads();
+    if (threadIdx.x == 3) __syncthreads();
+    else __syncthreads();
     out[threadIdx.x] = 1;
 }
 static __global__ void stuck_kernel(int *out) {
-    if (threadIdx.x == 40)
-        __syncthreads();
-    else
-        out[threadIdx.x] = __shfl_sync(FULL_WARP, 1, 0);
+    if (threadIdx.x == 40) __syncthreads();
+    else out[threadIdx.x] = __shfl_sync(FULL_WARP, 1, 0);
 }
 static __global__ void wrong_mask_kernel(int *out) {
     out[threadIdx.x] = __shfl_sync(threadIdx.x == 9 ? 0x0fu : FULL_WARP, 1, 0);
 }
 static __global__ void mixed_operations_kernel(int *out) {
-    if (threadIdx.x % 2)
-        out[threadIdx.x] = __any_sync(FULL_WARP, 1);
-    else
-        out[threadIdx.x] = __shfl_sync(FULL_WARP, 1, 0);
+    if (threadIdx.x % 2) out[threadIdx.x] = __any_sync(FULL_WARP, 1);
+    else out[threadIdx.x] = __shfl_sync(FULL_WARP, 1, 0);
 }
 template <int N>
 static __global__ void out_of_bounds_kernel(int *out, int where) {
@@ -754,26 +770,32 @@ static void expect_fault(const char *name, const char *const *phrases) {
     char text[65536];
     int code = run_child("", name, text, sizeof text);
     CHECK(code != 0, "child '%s' ended well", name);
-    for (; *phrases; phrases++) CHECK(strstr(text, *phrases), "child '%s' does not say \"%s\" but:\n%.1500s", name, *phrases, text);
+    for (; *phrases; phrases++)
+        CHECK(strstr(text, *phrases), "child '%s' does not say \"%s\" but:\n%.1500s", name, *phrases, text);
 }
-#define EXPECT_FAULT(name, ...)                             \
-    do {                                                    \
-        const char *phrases[] = {__VA_ARGS__, NULL};        \
-        expect_fault(name, phrases);                        \
+#define EXPECT_FAULT(name, ...)                      \
+    do {                                             \
+        const char *phrases[] = {__VA_ARGS__, NULL}; \
+        expect_fault(name, phrases);                 \
     } while (0)
 
 TEST(barrier_misuse) {
-    EXPECT_FAULT("two-barriers", "two_barriers_kernel", "block (0,0,0)", "thread (3,0,0)", "thread (0,0,0)", "__syncthreads", "test_emu.cu:");
-    EXPECT_FAULT("stuck", "stuck_kernel", "block (0,0,0)", "thread (40,0,0) waits in __syncthreads", "waits in __shfl_sync", "mask 0xffffffff", "test_emu.cu:");
-    EXPECT_FAULT("wrong-mask", "wrong_mask_kernel", "thread (9,0,0)", "mask 0x0000000f does not name the calling lane 9");
+    EXPECT_FAULT("two-barriers", "two_barriers_kernel", "block (0,0,0)", "thread (3,0,0)", "thread (0,0,0)",
+                 "__syncthreads", "test_emu.cu:");
+    EXPECT_FAULT("stuck", "stuck_kernel", "block (0,0,0)", "thread (40,0,0) waits in __syncthreads",
+                 "waits in __shfl_sync", "mask 0xffffffff", "test_emu.cu:");
+    EXPECT_FAULT("wrong-mask", "wrong_mask_kernel", "thread (9,0,0)",
+                 "mask 0x0000000f does not name the calling lane 9");
     EXPECT_FAULT("mixed", "mixed_operations_kernel", "thread (1,0,0) waits in __any_sync", "waits in __shfl_sync");
     EXPECT_FAULT("trap", "trap_kernel", "thread (5,0,0)", "__trap");
 }
 
 TEST(out_of_bounds) {
 #ifdef TEST_ASAN
-    EXPECT_FAULT("device-bounds", "out_of_bounds_kernel", "thread (20,0,0)", "heap-buffer-overflow", "0 bytes ", "256-byte region");
-    EXPECT_FAULT("dynamic-bounds", "out_of_bounds_kernel", "thread (20,0,0)", "heap-buffer-overflow", "128-byte region");
+    EXPECT_FAULT("device-bounds", "out_of_bounds_kernel", "thread (20,0,0)", "heap-buffer-overflow", "0 bytes ",
+                 "256-byte region");
+    EXPECT_FAULT("dynamic-bounds", "out_of_bounds_kernel", "thread (20,0,0)", "heap-buffer-overflow",
+                 "128-byte region");
     EXPECT_FAULT("static-bounds", "out of bounds for type 'int", "test_emu.cu:");
     EXPECT_FAULT("misaligned", "misaligned address", "test_emu.cu:");
     EXPECT_FAULT("freed", "out_of_bounds_kernel", "heap-use-after-free", "cudaFree");
@@ -789,11 +811,14 @@ TEST(schedules) {
         char environment[64];
         snprintf(environment, sizeof environment, "EMU_SCHEDULE=%d", i);
         int code = run_child(environment, "schedule", text[i], sizeof text[i]);
-        CHECK(code == 0 && sscanf(text[i], "right %63s broken %63s order %63s", right[i], broken[i], order[i]) == 3, "child: %s", text[i]);
+        CHECK(code == 0 && sscanf(text[i], "right %63s broken %63s order %63s", right[i], broken[i], order[i]) == 3,
+              "child: %s", text[i]);
         CHECK(!strstr(text[i], "not a permutation"), "%s", text[i]);
         CHECK(!strcmp(right[i], right[0]), "with its barriers the answer changed under seed %d", i);
         if (i > 0) CHECK(strcmp(order[i], order[i - 1]), "seeds %d and %d give the same order", i - 1, i);
-        if (i > 0) CHECK(strcmp(broken[i], broken[i - 1]), "without its barriers the answer is the same under seeds %d and %d", i - 1, i);
+        if (i > 0)
+            CHECK(strcmp(broken[i], broken[i - 1]), "without its barriers the answer is the same under seeds %d and %d",
+                  i - 1, i);
     }
 }
 

@@ -14,8 +14,12 @@ static float random_float() {
     return (float)(int)(random_state >> 8) * 0x1p-23f - 1.0f;
 }
 
-static size_t type_bytes(cudaDataType_t type) { return type == CUDA_R_64F ? 8 : type == CUDA_R_32F ? 4 : type == CUDA_R_16F || type == CUDA_R_16BF ? 2 : 1; }
-static float type_epsilon(cudaDataType_t type) { return type == CUDA_R_16F ? 0x1p-10f : type == CUDA_R_16BF ? 0x1p-7f : 0x1p-23f; }
+static size_t type_bytes(cudaDataType_t type) {
+    return type == CUDA_R_64F ? 8 : type == CUDA_R_32F ? 4 : type == CUDA_R_16F || type == CUDA_R_16BF ? 2 : 1;
+}
+static float type_epsilon(cudaDataType_t type) {
+    return type == CUDA_R_16F ? 0x1p-10f : type == CUDA_R_16BF ? 0x1p-7f : 0x1p-23f;
+}
 static const char *type_name(cudaDataType_t type) {
     return type == CUDA_R_32F ? "fp32" : type == CUDA_R_16F ? "fp16" : type == CUDA_R_16BF ? "bf16" : "fp8";
 }
@@ -62,11 +66,11 @@ struct Case {
     int batches;
     int tf32;
     // for refusals: deviations from what is right
-    cudaDataType_t b_type;            // else as ab (only if set_b)
+    cudaDataType_t b_type;  // else as ab (only if set_b)
     int set_b;
     size_t a_offset_bytes;
-    int64_t aux_ld;                   // 0: as needed
-    int bias_type;                    // -1: default
+    int64_t aux_ld;  // 0: as needed
+    int bias_type;   // -1: default
     int ld_extra;
 };
 static Case plain_case(cudaDataType_t ab, cudaDataType_t d) {
@@ -78,11 +82,13 @@ static cublasLtHandle_t handle;
 // Runs a case; *status is the first refusal. With `compare`, results are checked.
 static void run_case(const Case &c, cublasStatus_t *status, bool compare) {
     cudaDataType_t bt = c.set_b ? c.b_type : c.ab;
-    size_t rows_a = c.transa ? c.k : c.m, cols_a = c.transa ? c.m : c.k, rows_b = c.transb ? c.n : c.k, cols_b = c.transb ? c.k : c.n;
+    size_t rows_a = c.transa ? c.k : c.m, cols_a = c.transa ? c.m : c.k, rows_b = c.transb ? c.n : c.k,
+           cols_b = c.transb ? c.k : c.n;
     size_t lda = rows_a + (size_t)c.ld_extra, ldb = rows_b + (size_t)c.ld_extra, ldd = c.m + (size_t)c.ld_extra;
     size_t batches = (size_t)c.batches;
     int64_t aux_ld = c.aux_ld ? c.aux_ld : (int64_t)((c.m + 7) / 8 * 8);
-    Matrix A(c.ab, lda * cols_a * batches, c.a_offset_bytes), B(bt, ldb * cols_b * batches), D(c.d, ldd * c.n * batches);
+    Matrix A(c.ab, lda * cols_a * batches, c.a_offset_bytes), B(bt, ldb * cols_b * batches),
+        D(c.d, ldd * c.n * batches);
     cudaDataType_t bias_type = (int)c.ab >= (int)CUDA_R_8F_E4M3 && c.d == CUDA_R_32F ? CUDA_R_16BF : c.d;
     Matrix bias(bias_type, c.m > c.n ? c.m : c.n), aux(c.d, (size_t)aux_ld * c.n + 16);
     std::vector<char> d_before = D.host, aux_before = aux.host;
@@ -91,7 +97,8 @@ static void run_case(const Case &c, cublasStatus_t *status, bool compare) {
     cublasLtMatrixLayout_t la, lb, ld;
     cublasLtMatmulPreference_t preference;
     cublasLtMatmulHeuristicResult_t result;
-    int32_t transa = c.transa ? CUBLAS_OP_T : CUBLAS_OP_N, transb = c.transb ? CUBLAS_OP_T : CUBLAS_OP_N, bias_choice = c.bias_type;
+    int32_t transa = c.transa ? CUBLAS_OP_T : CUBLAS_OP_N, transb = c.transb ? CUBLAS_OP_T : CUBLAS_OP_N,
+            bias_choice = c.bias_type;
     int returned = 0;
     void *bias_pointer = bias.device, *aux_pointer = aux.device, *workspace = NULL;
     size_t workspace_bytes = 1 << 20;
@@ -100,10 +107,13 @@ static void run_case(const Case &c, cublasStatus_t *status, bool compare) {
     cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSA, &transa, sizeof transa);
     cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSB, &transb, sizeof transb);
     cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
-    if (epilogue != CUBLASLT_EPILOGUE_DEFAULT) cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias_pointer, sizeof bias_pointer);
-    if (c.bias_type >= 0) cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &bias_choice, sizeof bias_choice);
+    if (epilogue != CUBLASLT_EPILOGUE_DEFAULT)
+        cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias_pointer, sizeof bias_pointer);
+    if (c.bias_type >= 0)
+        cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &bias_choice, sizeof bias_choice);
     if (epilogue & 128) {
-        cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &aux_pointer, sizeof aux_pointer);
+        cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &aux_pointer,
+                                       sizeof aux_pointer);
         cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &aux_ld, sizeof aux_ld);
     }
     cublasLtMatrixLayoutCreate(&la, c.ab, rows_a, cols_a, (int64_t)lda);
@@ -113,16 +123,20 @@ static void run_case(const Case &c, cublasStatus_t *status, bool compare) {
     const int64_t strides[3] = {(int64_t)(lda * cols_a), (int64_t)(ldb * cols_b), (int64_t)(ldd * c.n)};
     for (int i = 0; i < 3 && c.batches > 1; i++) {
         cublasLtMatrixLayoutSetAttribute(layouts[i], CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &c.batches, sizeof c.batches);
-        cublasLtMatrixLayoutSetAttribute(layouts[i], CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &strides[i], sizeof strides[i]);
+        cublasLtMatrixLayoutSetAttribute(layouts[i], CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &strides[i],
+                                         sizeof strides[i]);
     }
     cublasLtMatmulPreferenceCreate(&preference);
-    cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace_bytes, sizeof workspace_bytes);
-    cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reduction, sizeof reduction);
+    cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace_bytes,
+                                         sizeof workspace_bytes);
+    cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reduction,
+                                         sizeof reduction);
     CUDA_CHECK(cudaMalloc(&workspace, workspace_bytes));
     *status = cublasLtMatmulAlgoGetHeuristic(handle, desc, la, lb, ld, ld, preference, 1, &result, &returned);
     if (*status == CUBLAS_STATUS_SUCCESS && returned == 0) *status = CUBLAS_STATUS_NOT_SUPPORTED;
     if (*status == CUBLAS_STATUS_SUCCESS)
-        *status = cublasLtMatmul(handle, desc, &c.alpha, A.device, la, B.device, lb, &c.beta, D.device, ld, D.device, ld, &result.algo, workspace, workspace_bytes, 0);
+        *status = cublasLtMatmul(handle, desc, &c.alpha, A.device, la, B.device, lb, &c.beta, D.device, ld, D.device,
+                                 ld, &result.algo, workspace, workspace_bytes, 0);
     CUDA_CHECK(cudaDeviceSynchronize());
     CUDA_CHECK(cudaFree(workspace));
     cublasLtMatmulPreferenceDestroy(preference);
@@ -159,7 +173,8 @@ static void run_case(const Case &c, cublasStatus_t *status, bool compare) {
                     v = 0.5 * v * (1 + tanh(sqrt(2 / M_PI) * (v + 0.044715 * v * v * v)));
                 }
                 if (epilogue & 64) {
-                    double x = get(aux_before.data(), aux_at, c.d), t = tanh(sqrt(2 / M_PI) * (x + 0.044715 * x * x * x));
+                    double x = get(aux_before.data(), aux_at, c.d),
+                           t = tanh(sqrt(2 / M_PI) * (x + 0.044715 * x * x * x));
                     v *= 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * sqrt(2 / M_PI) * (1 + 3 * 0.044715 * x * x);
                 }
                 bias_grad[i] += v;
@@ -179,22 +194,30 @@ static void run_case(const Case &c, cublasStatus_t *status, bool compare) {
     }
     for (size_t i = 0; i < D.count; i++)  // rows between m and the leading dimension stay as they were
         if (i % ldd >= c.m) CHECK(D[i] == get(d_before.data(), i, c.d), "padding row changed at %zu", i);
-    CHECK(worst <= 1, "%s -> %s, trans %d %d, %zu x %zu x %zu, epilogue %u, beta %g, batches %d: element %zu is off by %.3g of the limit",
-          type_name(c.ab), type_name(c.d), c.transa, c.transb, c.m, c.n, c.k, c.epilogue, (double)c.beta, c.batches, worst_at, worst);
+    CHECK(
+        worst <= 1,
+        "%s -> %s, trans %d %d, %zu x %zu x %zu, epilogue %u, beta %g, batches %d: element %zu is off by %.3g of the limit",
+        type_name(c.ab), type_name(c.d), c.transa, c.transb, c.m, c.n, c.k, c.epilogue, (double)c.beta, c.batches,
+        worst_at, worst);
 }
 
-static const cudaDataType_t type_pairs[5][2] = {{CUDA_R_32F, CUDA_R_32F}, {CUDA_R_16BF, CUDA_R_16BF}, {CUDA_R_16BF, CUDA_R_32F},
-                                                {CUDA_R_16F, CUDA_R_16F}, {CUDA_R_16F, CUDA_R_32F}};
+static const cudaDataType_t type_pairs[5][2] = {{CUDA_R_32F, CUDA_R_32F},
+                                                {CUDA_R_16BF, CUDA_R_16BF},
+                                                {CUDA_R_16BF, CUDA_R_32F},
+                                                {CUDA_R_16F, CUDA_R_16F},
+                                                {CUDA_R_16F, CUDA_R_32F}};
 
 static void must_run(const Case &c) {
     cublasStatus_t status;
     run_case(c, &status, true);
-    CHECK(status == CUBLAS_STATUS_SUCCESS, "%s -> %s epilogue %u: refused with %d", type_name(c.ab), type_name(c.d), c.epilogue, (int)status);
+    CHECK(status == CUBLAS_STATUS_SUCCESS, "%s -> %s epilogue %u: refused with %d", type_name(c.ab), type_name(c.d),
+          c.epilogue, (int)status);
 }
 static void must_refuse(const Case &c, const char *what) {
     cublasStatus_t status;
     run_case(c, &status, false);
-    CHECK(status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE, "%s: accepted (%d)", what, (int)status);
+    CHECK(status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE, "%s: accepted (%d)", what,
+          (int)status);
 }
 
 TEST(shapes_and_types) {
@@ -212,7 +235,8 @@ TEST(alpha_beta_leading_dimensions) {
     for (const auto &types : type_pairs)
         for (int trans = 0; trans < 4; trans++) {
             Case c = plain_case(types[0], types[1]);
-            c.m = 40, c.n = 24, c.k = 56, c.alpha = 0.5f, c.beta = -1.5f, c.ld_extra = 8, c.transa = trans & 1, c.transb = trans >> 1;
+            c.m = 40, c.n = 24, c.k = 56, c.alpha = 0.5f, c.beta = -1.5f, c.ld_extra = 8, c.transa = trans & 1,
+            c.transb = trans >> 1;
             must_run(c);
         }
 }
@@ -232,18 +256,22 @@ TEST(beta_zero_reads_nothing) {
     CUDA_CHECK(cudaMemset(D, 0xff, 256));
     cublasLtMatmulDescCreate(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
     cublasLtMatrixLayoutCreate(&layout, CUDA_R_32F, 8, 8, 8);
-    cublasStatus_t status = cublasLtMatmul(handle, desc, &one, A.device, layout, A.device, layout, &zero, D, layout, D, layout, NULL, NULL, 0, 0);
+    cublasStatus_t status = cublasLtMatmul(handle, desc, &one, A.device, layout, A.device, layout, &zero, D, layout, D,
+                                           layout, NULL, NULL, 0, 0);
     CUDA_CHECK(cudaMemcpy(host, D, 256, cudaMemcpyDeviceToHost));
-    CHECK(status == CUBLAS_STATUS_SUCCESS && host[0] == host[0] && host[63] == host[63], "status %d, %g %g", (int)status, host[0], host[63]);
+    CHECK(status == CUBLAS_STATUS_SUCCESS && host[0] == host[0] && host[63] == host[63], "status %d, %g %g",
+          (int)status, host[0], host[63]);
     cublasLtMatrixLayoutDestroy(layout);
     cublasLtMatmulDescDestroy(desc);
     CUDA_CHECK(cudaFree(D));
 }
 
 TEST(epilogues) {
-    const uint32_t epilogues[] = {CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_GELU, CUBLASLT_EPILOGUE_GELU_BIAS, CUBLASLT_EPILOGUE_GELU_AUX,
-                                  CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_DGELU, CUBLASLT_EPILOGUE_DGELU_BGRAD,
-                                  CUBLASLT_EPILOGUE_BGRADA, CUBLASLT_EPILOGUE_BGRADB};
+    const uint32_t epilogues[] = {CUBLASLT_EPILOGUE_BIAS,          CUBLASLT_EPILOGUE_GELU,
+                                  CUBLASLT_EPILOGUE_GELU_BIAS,     CUBLASLT_EPILOGUE_GELU_AUX,
+                                  CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_DGELU,
+                                  CUBLASLT_EPILOGUE_DGELU_BGRAD,   CUBLASLT_EPILOGUE_BGRADA,
+                                  CUBLASLT_EPILOGUE_BGRADB};
     for (const auto &types : type_pairs)
         for (uint32_t epilogue : epilogues)
             for (int trans = 0; trans < 4; trans++) {
@@ -277,10 +305,12 @@ TEST(tf32) {
     float one = 1, zero = 0;
     cublasLtMatmulDescCreate(&desc, CUBLAS_COMPUTE_32F_FAST_TF32, CUDA_R_32F);
     cublasLtMatrixLayoutCreate(&layout, CUDA_R_32F, 8, 8, 8);
-    cublasStatus_t status = cublasLtMatmul(handle, desc, &one, A.device, layout, B.device, layout, &zero, D.device, layout, D.device, layout, NULL, NULL, 0, 0);
+    cublasStatus_t status = cublasLtMatmul(handle, desc, &one, A.device, layout, B.device, layout, &zero, D.device,
+                                           layout, D.device, layout, NULL, NULL, 0, 0);
     D.down();
     CHECK(status == CUBLAS_STATUS_SUCCESS, "status %d", (int)status);
-    for (size_t i = 0; i < 8; i++) CHECK(D[9 * i] == (9 * i % 16 ? 1.0f : 1.0f + 0x1p-10f), "element %zu: %a", i, D[9 * i]);
+    for (size_t i = 0; i < 8; i++)
+        CHECK(D[9 * i] == (9 * i % 16 ? 1.0f : 1.0f + 0x1p-10f), "element %zu: %a", i, D[9 * i]);
     cublasLtMatrixLayoutDestroy(layout);
     cublasLtMatmulDescDestroy(desc);
 }
@@ -347,7 +377,9 @@ TEST(refusals) {
     cublasLtMatmulDesc_t desc;
     int64_t eight_bytes = CUBLAS_OP_T;
     cublasLtMatmulDescCreate(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
-    CHECK(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSA, &eight_bytes, sizeof eight_bytes) == CUBLAS_STATUS_INVALID_VALUE, "an attribute of the wrong size");
+    CHECK(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSA, &eight_bytes, sizeof eight_bytes) ==
+              CUBLAS_STATUS_INVALID_VALUE,
+          "an attribute of the wrong size");
     cublasLtMatmulDescDestroy(desc);
 }
 

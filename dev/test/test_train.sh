@@ -7,6 +7,8 @@
 cd "$(dirname "$0")/../.." || exit 1
 . dev/test/train_lib.sh
 
+"$train" --version | sed 's/.*(\(.*\))/\1/' >"$dir/build"
+
 # --- the same numbers --------------------------------------------------------------------------------------------
 # An epoch of train.bin is 75 sequences; 8 a step, so that 14 steps end in the second epoch, and the cut at step 9 lies
 # just before its border. A step is two micro-batches.
@@ -155,6 +157,19 @@ else
     "$train" --train "$dir/train.bin" $counted --steps 50 --layers 1 --heads 2 --channels 32 --seq 16 --batch 4 --out '' >"$dir/n2.txt" 2>&1
     unset LD_PRELOAD
     check "no step, validation or sample allocates" equal "$(grep allocations "$dir/n2.txt")" "$(grep allocations "$dir/n1.txt")"
+fi
+
+# Memory: 16 bytes a parameter (weight, gradient, two moments) and the activations the plan prints. Here in a model of
+# 14 million; bench_step measures d12.
+if nm -D "$train" 2>/dev/null | grep -q __asan; then skip "memory: the sanitizer has its own"
+elif ! grep -q '^cpu-fp32$' "$dir/build"; then skip "memory: 16 bytes a parameter are fp32's, this is $(cat "$dir/build")"
+else
+    "$tool" tokens "$dir/gpt2.bin" 3000 50257
+    "$tool" peak "$train" --train "$dir/gpt2.bin" --val '' --layers 2 --heads 4 --channels 256 --seq 64 --batch 4 --steps 2 \
+        --threads 2 --sample-every 0 --out '' >"$dir/m.txt" 2>&1
+    planned=$(awk '$1 == "weights" { w = $2 } $1 == "activations" { print 1024 * (4 * w + $2) }' "$dir/m.txt")
+    check "memory: $(tail -n 1 "$dir/m.txt") KiB, planned $planned" below "$(tail -n 1 "$dir/m.txt")" "$planned * 1.05"
+    check "memory: the plan is not too large either" below "$planned" "$(tail -n 1 "$dir/m.txt") * 1.05"
 fi
 
 summary

@@ -6,9 +6,13 @@
 //     train_tool same-log A B [KEY...]         run.jsonl equal apart from times, or in KEYs alone; steps 0, 1, 2, ...
 //     train_tool same-tensors A B [PREFIX]     two .safetensors: every tensor (of these names) equal, metadata apart
 //     train_tool json FILE                     one whole JSON value
+//     train_tool peak COMMAND...               runs it; the most memory it had, in KiB, as the last line
 //     train_tool convert KIND CHECKPOINT OUT   its weights as bin3, bin5 (llm.c), hf, hf-bf16 or nan (folders)
 #include "llmc/init_weights.h"
 #include "llmc/run_log.h"
+
+#include <sys/resource.h>
+#include <sys/wait.h>
 
 static uint32_t next_random(uint64_t *state) {
     *state = *state * 6364136223846793005u + 1442695040888963407u;
@@ -219,11 +223,26 @@ static void convert(const char *kind, const char *from, const char *to) {
     else write_hf(&w, to, strcmp(kind, "hf-bf16") == 0, strcmp(kind, "nan") == 0);
 }
 
+// The exit code is the command's.
+static int peak(char **command) {
+    struct rusage usage;
+    int status = 0;
+    pid_t child = fork();
+    if (child == 0) {
+        execvp(command[0], command);
+        die("cannot run '%s': %s", command[0], strerror(errno));
+    }
+    if (child < 0 || wait4(child, &status, 0, &usage) != child) die("no process: %s", strerror(errno));
+    printf("%ld\n", usage.ru_maxrss);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 1;
+}
+
 int main(int argc, char **argv) {
     const char *verb = argc > 1 ? argv[1] : "";
     if (strcmp(verb, "tokens") == 0 && argc >= 5) write_tokens(argv + 2, argc - 2);
     else if (strcmp(verb, "same-log") == 0 && argc >= 4) same_log(argv + 2, argc - 2);
     else if (strcmp(verb, "same-tensors") == 0 && argc >= 4) same_tensors(argv + 2, argc - 2);
+    else if (strcmp(verb, "peak") == 0 && argc >= 3) return peak(argv + 2);
     else if (strcmp(verb, "json") == 0 && argc == 3) check_json(argv[2]);
     else if (strcmp(verb, "convert") == 0 && argc == 5) convert(argv[2], argv[3], argv[4]);
     else die_usage("see the head of dev/test/train_tool.c");

@@ -21,6 +21,7 @@
 #include "llmc/layernorm.h"
 #include "llmc/linear.h"
 #include "llmc/matmul.h"
+#include "llmc/numerics_report.h"
 #include "llmc/rand.h"
 
 // ----------------------------------------------------------------------------------------------------------------
@@ -61,10 +62,15 @@ typedef struct Model {
     // Called with each activation gradient as the backward pass finishes it (tests); NULL otherwise.
     void (*observe)(void *context, const char *name, size_t layer, const float *data, size_t elems);
     void *observe_context;
+    NumericsReport *numerics;  // is shown every tensor of a reported step; NULL otherwise
 } Model;
 
 static void observe(const Model *model, const char *name, size_t layer, const float *data, size_t elems) {
     if (model->observe) model->observe(model->observe_context, name, layer, data, elems);
+    if (!model->numerics) return;
+    // The first position attends to itself alone: its query has no gradient
+    size_t genuine_zeros = strcmp(name, "dqkv") == 0 ? model->B * model->config.C : 0;
+    numerics_stored(model->numerics, NUMERICS_GRAD, name, layer, BUILD_GRAD, data, elems, genuine_zeros);
 }
 
 static Linear *linear_at(const Model *model, size_t layer, LinearKind kind) {
@@ -243,6 +249,9 @@ static void classifier_forward_backward(Model *model, const int32_t *targets, fl
         size_t rows = min_size(LOGITS_CHUNK_ROWS, N - row);
         const float *lnf = acts->lnf + row * C;
         matmul_forward(&model->work.matmul, acts->logits, lnf, model->weights.wte, NULL, rows, C, Vp);
+        if (model->numerics)
+            numerics_stored(model->numerics, NUMERICS_LOGITS, "logits", NUMERICS_NO_LAYER, BUILD_ACT, acts->logits,
+                            rows * Vp, 0);
         fused_classifier(acts->logits, acts->losses + row, targets + row, dloss, rows, config->V, Vp);
         if (dloss == 0.0f) continue;
         matmul_backward_input(&model->work.matmul, acts->dnorm + row * C, acts->logits, model->weights.wte, rows, C, Vp,
@@ -285,6 +294,29 @@ static void layer_forward(Model *model, size_t l, const float *inp) {
     }
 }
 
+// Shows the saved activations of the forward pass to the numerics report; what is recomputed later is gone by then.
+static void observe_activations(const Model *model) {
+    const Activations *acts = &model->acts;
+    size_t N = model->B * model->T, S = model->shape.B * model->shape.T, C = model->config.C;
+    int recompute = model->shape.recompute;
+    const struct {
+        const char *name;
+        const float *base;
+        size_t width;
+        int kept;
+    } saved[] = {{"ln1", acts->ln1, C, recompute < 2},          {"qkv", acts->qkv, 3 * C, 1},
+                 {"att", acts->att, C, 1},                      {"residual2", acts->residual2, C, 1},
+                 {"ln2", acts->ln2, C, recompute < 2},          {"fch", acts->fch, 4 * C, 1},
+                 {"fch_gelu", acts->fch_gelu, 4 * C, recompute < 1}, {"residual3", acts->residual3, C, 1}};
+    numerics_stored(model->numerics, NUMERICS_ACT, "encoded", NUMERICS_NO_LAYER, BUILD_ACT, acts->encoded, N * C, 0);
+    for (size_t l = 0; l < model->config.L; l++)
+        for (size_t i = 0; i < sizeof saved / sizeof *saved; i++)
+            if (saved[i].kept)
+                numerics_stored(model->numerics, NUMERICS_ACT, saved[i].name, l, BUILD_ACT,
+                                saved[i].base + l * S * saved[i].width, N * saved[i].width, 0);
+    numerics_stored(model->numerics, NUMERICS_ACT, "lnf", NUMERICS_NO_LAYER, BUILD_ACT, acts->lnf, N * C, 0);
+}
+
 // Runs B sequences of T tokens through the model: acts.losses (B, T) = the loss of each token, not averaged. Where dloss
 // is not 0 it is the factor each token's loss enters the objective with (1 / tokens of the step), and model_backward()
 // must follow. `inputs` must stay in place until then.
@@ -301,6 +333,7 @@ static void model_forward(Model *model, const int32_t *inputs, const int32_t *ta
     for (size_t l = 0; l < model->config.L; l++)
         layer_forward(model, l, l == 0 ? acts->encoded : at_layer(acts->residual3, l - 1, S * C));
     classifier_forward_backward(model, targets, dloss);
+    if (model->numerics) observe_activations(model);
 }
 
 // ----------------------------------------------------------------------------------------------------------------
@@ -410,25 +443,72 @@ static double model_grad_norm(Model *model, int *nonfinite) {
     return norm;
 }
 
-// One AdamW step with the accumulated gradients times hyper->grad_scale; decay on matrices only.
+// Parameter tensor i as the optimizer sees it.
+static AdamWTensor model_adamw_tensor(const Model *model, size_t i) {
+    size_t offset = model->table[i].offset_elems;
+    float *working = (float *)model->weights_arena.base + offset;
+    AdamWTensor tensor = {(char *)model->masters + offset * MASTER_BYTES,
+                          model->kahan ? model->kahan + offset : NULL,
+                          BUILD_WEIGHTS_COPIED ? working : NULL,
+                          (char *)model->m + offset * MOMENT_BYTES,
+                          (char *)model->v + offset * MOMENT_BYTES,
+                          (float *)model->grads_arena.base + offset,
+                          parameter_elems(&model->table[i]),
+                          (uint32_t)i};
+    return tensor;
+}
+
+// The step's numbers for tensor i: decay on matrices only.
+static AdamWHyper model_adamw_hyper(const Model *model, size_t i, const AdamWHyper *hyper) {
+    AdamWHyper tensor_hyper = *hyper;
+    if (!model->table[i].decay) tensor_hyper.weight_decay = 0.0f;
+    return tensor_hyper;
+}
+
+// One AdamW step with the accumulated gradients times hyper->grad_scale.
 static void model_update(Model *model, const AdamWHyper *hyper) {
     for (size_t i = 0; i < GPT_PARAMETER_COUNT; i++) {
-        const ParameterInfo *info = &model->table[i];
-        AdamWHyper tensor_hyper = *hyper;
-        if (!info->decay) tensor_hyper.weight_decay = 0.0f;
-        size_t offset = info->offset_elems;
-        float *working = (float *)model->weights_arena.base + offset;
-        AdamWTensor tensor = {(char *)model->masters + offset * MASTER_BYTES,
-                              model->kahan ? model->kahan + offset : NULL,
-                              BUILD_WEIGHTS_COPIED ? working : NULL,
-                              (char *)model->m + offset * MOMENT_BYTES,
-                              (char *)model->v + offset * MOMENT_BYTES,
-                              (float *)model->grads_arena.base + offset,
-                              parameter_elems(info),
-                              (uint32_t)i};
+        AdamWHyper tensor_hyper = model_adamw_hyper(model, i, hyper);
+        AdamWTensor tensor = model_adamw_tensor(model, i);
         adamw_update_tensor(&tensor, &tensor_hyper, BUILD_MASTER_RULE, BUILD_MOMENTS_RULE);
     }
     model->linear.weights_version++;
+}
+
+static void observe_cast(void *context, const Linear *l, QuantRole role, QuantGemm gemm, const QuantSpec *spec,
+                         const QuantResult *result, const float *in, const float *values, size_t n) {
+    static const char *const roles[] = {"x", "w", "dy"}, *const gemms[] = {"fprop", "dgrad", "wgrad"};
+    const DelayedScale *delayed = spec->scaling == SCALING_DELAYED ? &l->delayed[role] : NULL;
+    char name[NUMERICS_NAME_BYTES];
+    snprintf(name, sizeof name, "%s.%s.%s", linear_kind_name(l->kind), roles[role], gemms[gemm]);
+    numerics_operand((NumericsReport *)context, name, roles[role], l->layer, spec, result, in, values, n,
+                     delayed ? delayed->history : NULL, delayed ? delayed->length : 0);
+}
+
+// From now on every tensor of a training pass is shown to `report`; NULL ends that.
+static void model_observe(Model *model, NumericsReport *report) {
+    model->numerics = report;
+    model->linear.observe = report ? observe_cast : NULL;
+    model->linear.observe_context = report;
+}
+
+// Before model_update() with the same hyper, while observed: shows what it will do to the weights, layer by layer.
+static void model_count_updates(Model *model, const AdamWHyper *hyper) {
+    for (size_t i = 0; i < GPT_PARAMETER_COUNT; i++) {
+        const ParameterInfo *info = &model->table[i];
+        AdamWHyper tensor_hyper = model_adamw_hyper(model, i, hyper);
+        AdamWTensor tensor = model_adamw_tensor(model, i);
+        size_t elems = info->rows * info->cols;
+        int in_layers = strncmp(info->hf, "h.", 2) == 0;
+        const float *working = (float *)model->weights_arena.base + info->offset_elems;
+        const float *weight = BUILD_MASTER_RULE == MASTER_RULE_FP32 ? (const float *)tensor.weight : working;
+        for (size_t l = 0; l < info->layers; l++) {
+            UpdateCounts counts = {0, 0, 0, 0, 0};
+            adamw_count(&counts, &tensor, l * elems, (l + 1) * elems, &tensor_hyper, BUILD_MASTER_RULE, BUILD_MOMENTS_RULE);
+            numerics_weight(model->numerics, info->name, in_layers ? l : NUMERICS_NO_LAYER, BUILD_WEIGHT, &counts,
+                            weight + l * elems, working + l * elems, elems);
+        }
+    }
 }
 
 // The number of the step that begins (from 0): random roundings depend on it.
@@ -467,7 +547,8 @@ static void model_losses(Model *model, float *losses) {
 }
 
 // Where the last forward pass first left the finite numbers: writes the tensor's name and layer into `text` and returns
-// 1, or returns 0 if all its activations are finite. In the order the forward pass makes them.
+// 1, or returns 0 if all its activations are finite. In the order the forward pass makes them. A cast to fp4 hides what
+// is not finite: then the linear layer that met it is named, be it in the backward pass.
 static int model_first_nonfinite(Model *model, char *text, size_t text_bytes) {
     Activations *acts = &model->acts;
     size_t N = model->B * model->T, C = model->config.C, S = model->shape.B * model->shape.T;
@@ -497,7 +578,8 @@ static int model_first_nonfinite(Model *model, char *text, size_t text_bytes) {
     }
     global_norm_squared(acts->losses, N, &nonfinite);
     if (nonfinite) snprintf(text, text_bytes, "the logits");
-    return nonfinite;
+    else if (model->linear.nonfinite) snprintf(text, text_bytes, "%s", model->linear.nonfinite_where);
+    return nonfinite || model->linear.nonfinite;
 }
 
 // logits (V) after `token` at position `pos` of a text whose earlier tokens went through this function at 0..pos-1.

@@ -167,7 +167,12 @@ typedef struct {
     uint64_t weights_version;  // from 1; one more whenever weights or their scales have changed
     uint32_t step, micro_step, layers;  // what stochastic rounding's random bits are for; `layers`: all linear ones
     int training;
-    uint64_t nonfinite;
+    uint64_t nonfinite;        // numbers that were not finite, in operands, since the caller last set it to 0
+    char nonfinite_where[48];  // the first of them: "h.1.fc, its weight"; of meaning while nonfinite is not 0
+    // Called with each cast of a step that is looked at: `in` (n) became `values`; NULL otherwise.
+    void (*observe)(void *context, const Linear *l, QuantRole role, QuantGemm gemm, const QuantSpec *spec,
+                    const QuantResult *result, const float *in, const float *values, size_t n);
+    void *observe_context;
 } LinearContext;
 
 // ----------------------------------------------------------------------------------------------------------------
@@ -185,6 +190,13 @@ typedef struct {
     QuantResult result;
 } LinearOperand;
 
+static inline void linear_count_nonfinite(LinearContext *ctx, const Linear *l, QuantRole role, uint64_t count) {
+    static const char *const names[3] = {"its input", "its weight", "its output's gradient"};
+    if (count && !ctx->nonfinite)
+        snprintf(ctx->nonfinite_where, sizeof ctx->nonfinite_where, "%.20s, %s", l->name, names[role]);
+    ctx->nonfinite += count;
+}
+
 // `in` (rows, cols) as product `gemm` reads it, in `values`. Rows beyond `rows` that the Hadamard transform needs are zero.
 static inline LinearOperand linear_cast(LinearContext *ctx, Linear *l, QuantRole role, QuantGemm gemm, float *values,
                                         const float *in, size_t rows, size_t cols) {
@@ -200,9 +212,19 @@ static inline LinearOperand linear_cast(LinearContext *ctx, Linear *l, QuantRole
     }
     if (spec.scaling == SCALING_DELAYED) spec.delayed_scale = delayed_scale_in_force(&l->delayed[role]);
     quantize_operand(values, &operand.result, in, operand.rows, cols, &spec);
-    ctx->nonfinite += operand.result.nonfinite;
+    linear_count_nonfinite(ctx, l, role, operand.result.nonfinite);
     if (spec.scaling == SCALING_DELAYED && ctx->training) delayed_record(&l->delayed[role], operand.result.amax);
+    if (ctx->observe && role != QUANT_W)  // a weight's cast outlives its step: linear_cast_weight() shows it
+        ctx->observe(ctx->observe_context, l, role, gemm, &spec, &operand.result, in, values, operand.rows * cols);
     return operand;
+}
+
+static inline void linear_observe_weight(LinearContext *ctx, const Linear *l) {
+    QuantSpec fprop = linear_spec(ctx, l, QUANT_W, GEMM_FPROP), dgrad = linear_spec(ctx, l, QUANT_W, GEMM_DGRAD);
+    size_t n = l->C * l->OC;
+    ctx->observe(ctx->observe_context, l, QUANT_W, GEMM_FPROP, &fprop, &l->w_fprop_result, l->weight, l->w_fprop, n);
+    if (l->w_dgrad == l->w_fprop) return;
+    ctx->observe(ctx->observe_context, l, QUANT_W, GEMM_DGRAD, &dgrad, &l->w_dgrad_result, l->weight, l->w_dgrad, n);
 }
 
 // The casts of the weight, made again if the weights have changed since.
@@ -214,11 +236,12 @@ static inline void linear_cast_weight(LinearContext *ctx, Linear *l) {
             l->w_dgrad_result = linear_cast(ctx, l, QUANT_W, GEMM_DGRAD, l->w_dgrad, l->weight, l->OC, l->C).result;
         l->w_version = ctx->weights_version;
     } else {
-        ctx->nonfinite += l->w_fprop_result.nonfinite;  // every step that uses it must know
+        linear_count_nonfinite(ctx, l, QUANT_W, l->w_fprop_result.nonfinite);  // every step that uses it must know
     }
     // Evaluation may have made them: the step's first training pass still records.
     if (ctx->recipe->scaling == SCALING_DELAYED && ctx->training)
         delayed_record(&l->delayed[QUANT_W], l->w_fprop_result.amax);
+    if (ctx->observe) linear_observe_weight(ctx, l);
 }
 
 // ----------------------------------------------------------------------------------------------------------------

@@ -15,7 +15,8 @@
 //                                                                           underflow_frac, v_frozen_frac
 //
 // underflow_frac    share of the non-zeros that became zero. Stored tensors are rounded inside kernels, so there it is
-//                   the share of zeros; it is left out after GELU, whose zeros can be genuine.
+//                   the share of zeros; it is given in fp16 only (bf16 has fp32's range) and where an exact zero is no
+//                   ordinary result: not after GELU, nor in the residual stream, where two terms may cancel.
 // saturated_frac    share of scaled magnitudes beyond what rounds to the largest value
 // bits              effective bits: how many significant bits of a non-zero came through, at most those the format has
 //                   (e2m1 2, e5m2 3, e4m3 4, bf16 8, fp16 11), on average over the tensor. Measured for operands, by the
@@ -229,9 +230,13 @@ static inline NumericsEntry *numerics_entry(NumericsReport *r, NumericsKind kind
     return e;
 }
 
-// GELU's output and the gradient that its derivative makes are zero in fp32 too where it is flat.
+// Tensors with zeros that fp32 would have, too: where GELU is flat, and where two stored terms cancel.
 static inline int numerics_has_genuine_zeros(const char *tensor) {
-    return strcmp(tensor, "fch_gelu") == 0 || strcmp(tensor, "dfch") == 0;
+    static const char *const names[] = {"fch_gelu", "dfch", "encoded", "residual2", "residual3", "dencoded", "dresidual2",
+                                        "dresidual3"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (strcmp(tensor, names[i]) == 0) return 1;
+    return 0;
 }
 
 // A stored activation, gradient or the logits: x (n) as kernels left it in `format`. genuine_zeros: elements that are
@@ -241,7 +246,7 @@ static inline void numerics_stored(NumericsReport *r, NumericsKind kind, const c
     NumericsEntry *e = numerics_entry(r, kind, tensor, layer);
     NumericsSums sums = numerics_sums(x, NULL, n, format, 1.0f);
     e->format = format;
-    if (format != FORMAT_FP32 && kind != NUMERICS_LOGITS && !numerics_has_genuine_zeros(tensor)) {
+    if (format == FORMAT_FP16 && kind != NUMERICS_LOGITS && !numerics_has_genuine_zeros(tensor)) {
         uint64_t zeros = n - sums.nonzero;
         zeros -= zeros < genuine_zeros ? zeros : genuine_zeros;
         e->underflow += zeros;
@@ -481,7 +486,7 @@ static inline void numerics_rule_still(NumericsReport *r, NumericsEntry *e) {
         return;
     }
     float ratio = amax > e->still_amax ? amax / e->still_amax : e->still_amax / amax;
-    if (r->step - e->still_since >= (uint64_t)e->history_length && ratio >= 2.0f)
+    if (r->step - e->still_since > (uint64_t)e->history_length && ratio >= 2.0f)
         numerics_warn(r, RULE_SCALE_STILL, "the scale of %s has been %g for %llu steps while the amax changed by a factor of %.1f",
                       numerics_where(where, e), (double)e->scale_max, (unsigned long long)(r->step - e->still_since),
                       (double)ratio);

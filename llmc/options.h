@@ -170,6 +170,8 @@
       "N", "0: what OpenMP finds; any number gives the same bits")                                                     \
     X(DEVICES,    "recompute", "r",           COUNT, recompute,          0, RANGE(0, 2), BESIDE,                       \
       "LEVEL", "to save memory: 1 GELU, 2 layernorm too; same bits")                                                   \
+    X(DEBUGGING,  "numerics-every", NULL,     COUNT, numerics_every,     0, RANGE(0, OPTION_MAX_COUNT), BESIDE,        \
+      "STEPS", "report what number formats do this often (numerics.jsonl); 0: never")                                  \
     X(DEBUGGING,  "overfit", "a",             FLAG,  overfit,            0, ANY, WEIGHTS,                              \
       NULL, "train on the first batch over and over")                                                                  \
     X(DEBUGGING,  "dry-run", NULL,            FLAG,  dry_run,            0, ANY, THIS_CALL,                            \

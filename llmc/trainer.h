@@ -15,6 +15,8 @@
 //     model_zero_grad(m)                       the next backward pass starts a new sum
 //     model_grad_norm(m, &nonfinite)           norm of the accumulated gradients
 //     model_update(m, hyper)                   one AdamW step
+//     model_observe(m, report)                 from now on show every tensor of a training pass; NULL: no more
+//     model_count_updates(m, hyper)            while observed, before model_update: show what it will do
 //     model_end_step(m)                        after the update or its omission: delayed scales move
 //     model_checkpoint_list(m, list)           the tensors a checkpoint holds
 //     model_logits(m, token, pos, logits)      one token of text generation
@@ -28,6 +30,7 @@
 #include "dataloader.h"
 #include "evaluate.h"
 #include "init_weights.h"
+#include "numerics_report.h"
 #include "options.h"
 #include "precision_options.h"
 #include "progress.h"
@@ -59,6 +62,7 @@ typedef struct {
     double seconds;  // spent in steps; the log's business, since a checkpoint must not depend on the machine's speed
     Progress progress;
     RunLog log;
+    NumericsReport numerics;
     Checkpointer checkpointer;
     CheckpointTensor *tensors;
     RunRecord unfinished;  // of a step whose validation a signal prevented before this resumed run
@@ -481,6 +485,7 @@ static inline void decide_skip(Trainer *t, int nonfinite) {
     int broken = nonfinite || !isfinite(t->loss);
     t->note = NULL;
     t->overflow = BUILD_LOSS_SCALING && nonfinite && isfinite(t->loss);
+    if (nonfinite && !t->overflow && !t->where[0]) model_first_nonfinite(&t->model, t->where, sizeof t->where);
     if (t->overflow) t->note = "skipped: gradients overflow at this loss scale";
     else if (!isfinite(t->loss)) t->note = "skipped: the forward pass is not finite";
     else if (nonfinite) t->note = "skipped: gradients not finite";
@@ -499,10 +504,14 @@ static inline void decide_skip(Trainer *t, int nonfinite) {
 static inline void train_step(Trainer *t) {
     const Options *o = &t->options;
     TrainState *s = &t->state;
-    int nonfinite;
+    int nonfinite, reported = numerics_due(&t->numerics, s->step + 1);
     double start = now_seconds(), scale = s->scaler.scale;
     t->lr = schedule_lr(&t->schedule, s->step);
     t->loss_scale = scale;
+    if (reported) {
+        numerics_begin(&t->numerics, s->step + 1);
+        model_observe(&t->model, &t->numerics);
+    }
     accumulate_gradients(t);
     t->norm = model_grad_norm(&t->model, &nonfinite) / scale;
     decide_skip(t, nonfinite);
@@ -511,6 +520,7 @@ static inline void train_step(Trainer *t) {
         double clip = t->clipped ? o->grad_clip / t->norm : 1.0;
         AdamWHyper hyper = adamw_hyper(t->lr, o->beta1, o->beta2, o->eps, o->weight_decay, clip / scale, ++s->adam_t);
         hyper.seed = o->seed;
+        if (reported) model_count_updates(&t->model, &hyper);
         model_update(&t->model, &hyper);
         spike_accept(&s->loss_window, t->loss);
         spike_accept(&s->grad_window, t->norm);
@@ -521,6 +531,11 @@ static inline void train_step(Trainer *t) {
     s->step++;
     s->samples += (uint64_t)t->B * t->micro_batches;
     s->tokens += (uint64_t)t->B * t->T * t->micro_batches;
+    if (reported) {
+        model_observe(&t->model, NULL);
+        numerics_end(&t->numerics);
+    }
+    numerics_step(&t->numerics, s->step, t->norm, scale, s->skipped, s->skipped_in_row);
     double seconds = now_seconds() - start;
     t->seconds += seconds;
     progress_step(&t->progress, t->loss, seconds);
@@ -657,6 +672,8 @@ static inline void start_log(Trainer *t, const char *options_json, int resumed) 
     else run_log_open(&t->log, path);
     if (resumed) note_saved(t);
     t->seconds = t->log.seconds;
+    if (!path_join(path, t->options.out, "numerics.jsonl")) die("--out: the name of the output folder is too long");
+    numerics_open(&t->numerics, path, t->options.numerics_every, BUILD_MASTER_RULE, resumed, t->state.step);
     write_options(t, options_json);
 }
 
@@ -686,6 +703,7 @@ static inline void start(Trainer *t) {
     model_weights_changed(&t->model);
     if (t->state.step > 0) model_begin_step(&t->model, t->state.step - 1);  // as a run that was not cut would be
     if (keeps_files(t)) start_log(t, options_json, resumed);
+    else numerics_open(&t->numerics, NULL, o->numerics_every, BUILD_MASTER_RULE, 0, 0);  // warnings alone
     progress_start(&t->progress, t->state.step, t->total_steps,
                    (double)t->B * (double)t->T * (double)t->micro_batches);
     free(options_json);
@@ -693,6 +711,7 @@ static inline void start(Trainer *t) {
 
 static inline void finish(Trainer *t) {
     model_destroy(&t->model);
+    numerics_close(&t->numerics);
     if (t->options.init[0]) init_weights_close(&t->init);
     dataloader_close(&t->train);
     if (t->val_sequences) dataloader_close(&t->val);

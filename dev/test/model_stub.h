@@ -6,6 +6,7 @@
 #include "../../llmc/adamw.h"
 #include "../../llmc/checkpoint.h"
 #include "../../llmc/linear.h"
+#include "../../llmc/numerics_report.h"
 #include "../../llmc/tensors.h"
 
 typedef struct Model {
@@ -33,6 +34,8 @@ void model_zero_grad(Model *model);
 void model_backward(Model *model);
 double model_grad_norm(Model *model, int *nonfinite);
 void model_update(Model *model, const AdamWHyper *hyper);
+void model_observe(Model *model, NumericsReport *report);
+void model_count_updates(Model *model, const AdamWHyper *hyper);
 size_t model_checkpoint_list(Model *model, CheckpointTensor *list);
 void model_logits(Model *model, int32_t token, size_t pos, float *logits);
 int model_first_nonfinite(Model *model, char *text, size_t text_bytes);

@@ -2,6 +2,7 @@
 // emulator; what only this emulator promises (poison, messages, schedules) is under #ifdef EMU.
 //
 // A test that ends the program (a fault in a kernel) runs in a child: this program with the test's name as argument.
+#include <cuda_fp8.h>
 #include <sys/wait.h>
 
 #include "../../llmc/cuda_utils.cuh"
@@ -420,6 +421,7 @@ TEST(ldmatrix) {
 static __global__ void cp_async_kernel(uint32_t *out, const uint32_t *inp, uint32_t *before) {
     __shared__ __align__(16) uint32_t tile[4][4 * 32];
     int lane = threadIdx.x;
+    for (int i = 0; i < 16; i++) tile[i / 4][4 * lane + i % 4] = 7;
     for (int i = 0; i < 3; i++) {
         cp_async_16(&tile[i][4 * lane], inp + 128 * i + 4 * lane);
         cp_async_commit();
@@ -463,6 +465,32 @@ static __global__ void convert_kernel(uint16_t *bf16, uint16_t *fp16, float *bac
     fp16[i] = __half_as_ushort(__float2half_rn(inp[i]));
     back[2 * i] = __bfloat162float(__ushort_as_bfloat16((uint16_t)i));
     back[2 * i + 1] = __half2float(__ushort_as_half((uint16_t)i));
+}
+
+static __global__ void convert_fp8_kernel(uint8_t *out, const float *inp, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= n) return;
+    out[4 * i] = __nv_cvt_float_to_fp8(inp[i], __NV_SATFINITE, __NV_E4M3);
+    out[4 * i + 1] = __nv_cvt_float_to_fp8(inp[i], __NV_SATFINITE, __NV_E5M2);
+    out[4 * i + 2] = __nv_cvt_float_to_fp8(inp[i], __NV_NOSAT, __NV_E4M3);
+    out[4 * i + 3] = __nv_fp8_e5m2(inp[i]).__x;
+}
+
+TEST(fp8_conversions) {
+    const int n = 65536;
+    Buffer<float> inp(n);
+    Buffer<uint8_t> out(4 * n);
+    for (int i = 0; i < n; i++) inp[i] = float_of_bits((uint32_t)i << 16 | random_u32() % 2 * 0x8000);
+    inp.up();
+    launch(convert_fp8_kernel, n / 256, 256, 0, 0, out.device, inp.device, n);
+    out.down();
+    const Format *e4m3 = format_info(FORMAT_E4M3), *e5m2 = format_info(FORMAT_E5M2);
+    for (int i = 0; i < n; i++) {
+        const uint32_t want[4] = {format_encode(e4m3, inp[i], 1), format_encode(e5m2, inp[i], 1),
+                                  format_encode(e4m3, inp[i], 0), format_encode(e5m2, inp[i], 1)};
+        for (int j = 0; j < 4; j++)
+            CHECK(out[4 * i + j] == want[j], "%d: %a gives %02x, not %02x", j, inp[i], out[4 * i + j], want[j]);
+    }
 }
 
 TEST(conversions) {
@@ -708,7 +736,7 @@ static uint32_t checksum(Buffer<unsigned> &values) {
 
 static int child(const char *name) {
     Buffer<int> out(64);
-    if (!strcmp(name, "two-barriers")) launch(two_barriers_kernel, dim3(1, 2, 1), dim3(4, 2, 1), 0, 0, out.device);
+    if (!strcmp(name, "two-barriers")) launch(two_barriers_kernel, 1, dim3(4, 2, 1), 0, 0, out.device);
     if (!strcmp(name, "stuck")) launch(stuck_kernel, 1, 64, 0, 0, out.device);
     if (!strcmp(name, "wrong-mask")) launch(wrong_mask_kernel, 1, 32, 0, 0, out.device);
     if (!strcmp(name, "mixed")) launch(mixed_operations_kernel, 1, 32, 0, 0, out.device);
@@ -855,6 +883,7 @@ int main(int argc, char **argv) {
     RUN(ldmatrix);
     RUN(cp_async);
     RUN(conversions);
+    RUN(fp8_conversions);
     RUN(intrinsics);
     RUN(launch_limits);
     RUN(memory_calls);

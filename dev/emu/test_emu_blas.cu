@@ -72,9 +72,10 @@ struct Case {
     int64_t aux_ld;  // 0: as needed
     int bias_type;   // -1: default
     int ld_extra;
+    int no_aux;
 };
 static Case plain_case(cudaDataType_t ab, cudaDataType_t d) {
-    return {ab, d, 1, 0, 32, 16, 32, CUBLASLT_EPILOGUE_DEFAULT, 1.0f, 0.0f, 1, 0, ab, 0, 0, 0, -1, 0};
+    return {ab, d, 1, 0, 32, 16, 32, CUBLASLT_EPILOGUE_DEFAULT, 1.0f, 0.0f, 1, 0, ab, 0, 0, 0, -1, 0, 0};
 }
 
 static cublasLtHandle_t handle;
@@ -100,7 +101,7 @@ static void run_case(const Case &c, cublasStatus_t *status, bool compare) {
     int32_t transa = c.transa ? CUBLAS_OP_T : CUBLAS_OP_N, transb = c.transb ? CUBLAS_OP_T : CUBLAS_OP_N,
             bias_choice = c.bias_type;
     int returned = 0;
-    void *bias_pointer = bias.device, *aux_pointer = aux.device, *workspace = NULL;
+    void *bias_pointer = bias.device, *aux_pointer = c.no_aux ? NULL : aux.device, *workspace = NULL;
     size_t workspace_bytes = 1 << 20;
     uint32_t epilogue = c.epilogue, reduction = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     cublasLtMatmulDescCreate(&desc, c.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F);
@@ -374,6 +375,8 @@ TEST(refusals) {
     c = plain_case(CUDA_R_16BF, CUDA_R_16BF), c.tf32 = 1;
     must_refuse(c, "bf16 with the tf32 compute type");
 #endif
+    c = plain_case(CUDA_R_16BF, CUDA_R_16BF), c.epilogue = CUBLASLT_EPILOGUE_GELU_AUX, c.no_aux = 1;
+    must_refuse(c, "no aux pointer");
     cublasLtMatmulDesc_t desc;
     int64_t eight_bytes = CUBLAS_OP_T;
     cublasLtMatmulDescCreate(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);

@@ -81,8 +81,9 @@ check "leaving at once saves nothing" eval '! ls -d "$dir"/s4/step_* 2>/dev/null
 # --- kill -9 -----------------------------------------------------------------------------------------------------
 every="--layers 1 --steps 60 --val $dir/val.bin --val-every 7 --val-steps 1 --checkpoint-every 1 --keep 2"
 run whole3 $every
-kills=0 unsound=
-while [ $kills -lt 20 ]; do
+kills=0 lives=0 unsound=
+while [ $kills -lt 20 ] && [ $lives -lt 200 ]; do
+    lives=$((lives + 1))
     start k $every --resume
     wait_for "$dir/k.txt" '^model' && pause 200
     kill -KILL $pid 2>/dev/null
@@ -92,6 +93,7 @@ while [ $kills -lt 20 ]; do
     # Over before it was killed: compared, and begun again.
     [ ! -e "$dir/k/step_00000060/manifest.json" ] || { same_end whole3 k step_00000060 || unsound="$unsound end"; rm -rf "$dir/k"; } >"$dir/k.cmp" 2>&1
 done
+check "20 times kill -9 and resumed: they were 20" equal $kills 20
 run k $every --resume
 check "20 times kill -9 and resumed: nothing to complain of on the way" equal "$unsound" ""
 check "20 times kill -9 and resumed: the end of the run that was not killed" same_end whole3 k step_00000060

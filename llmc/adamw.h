@@ -188,11 +188,39 @@ static inline void adamw_update_tensor(const AdamWTensor *t, const AdamWHyper *h
     }
 }
 
+static inline float adamw_round_narrow(float x) { return BUILD_WEIGHT == FORMAT_FP16 ? round_fp16(x) : round_bf16(x); }
+
+// Counts over w + up. Comparisons of patterns and no branches, so that it vectorises.
+static inline void adamw_count_lost(UpdateCounts *counts, const float *RESTRICT w, const float *RESTRICT up, size_t n,
+                                    int stored_bf16) {
+    uint32_t updates = 0, lost = 0, lost_stored = 0;
+    for (size_t i = 0; i < n; i++) {
+        float sum = w[i] + up[i];
+        uint32_t moves = (bits_of_float(up[i]) & 0x7fffffffu) != 0, old = bits_of_float(w[i]);
+        uint32_t stored = stored_bf16 ? bits_of_float(round_bf16(sum)) : bits_of_float(sum);
+        updates += moves;
+        lost += moves & (uint32_t)(bits_of_float(adamw_round_narrow(sum)) == bits_of_float(adamw_round_narrow(w[i])));
+        lost_stored += moves & (uint32_t)(stored == old);
+    }
+    counts->updates += updates;
+    counts->lost += lost;
+    counts->lost_stored += lost_stored;
+}
+
+static inline void adamw_count_frozen(UpdateCounts *counts, const float *RESTRICT v, const float *RESTRICT v_old, size_t n) {
+    uint32_t frozen = 0;
+    for (size_t i = 0; i < n; i++) {
+        uint32_t old = bits_of_float(v_old[i]);
+        frozen += (uint32_t)(bits_of_float(v[i]) != old) & (uint32_t)(bits_of_float(round_bf16(v[i])) == old);
+    }
+    counts->v_frozen += frozen;
+    counts->v_elements += n;
+}
+
 // As adamw_block, but only counts. Kahan and stochastic rounding keep on average what lost_stored says is lost.
 static inline void adamw_count_block(UpdateCounts *counts, const AdamWTensor *t, size_t i, size_t n, const AdamWHyper *h,
                                      MasterRule master, MomentsRule moments) {
     float up[ADAMW_BLOCK], w[ADAMW_BLOCK], m[ADAMW_BLOCK], v[ADAMW_BLOCK], v_old[ADAMW_BLOCK];
-    const FormatId narrow = BUILD_WEIGHT == FORMAT_FP16 ? FORMAT_FP16 : FORMAT_BF16;
     if (master != MASTER_RULE_FP32) adamw_decode(w, (const uint16_t *)t->weight + i, n);
     else memcpy(w, (const float *)t->weight + i, n * sizeof *w);
     if (moments != MOMENTS_RULE_FP32) {
@@ -204,21 +232,8 @@ static inline void adamw_count_block(UpdateCounts *counts, const AdamWTensor *t,
     }
     memcpy(v_old, v, n * sizeof *v);
     adamw_direction(up, m, v, w, t->grad + i, n, *h);
-    uint32_t updates = 0, lost = 0, lost_stored = 0, v_frozen = 0;
-    for (size_t j = 0; j < n; j++) {
-        float sum = w[j] + up[j], stored = master != MASTER_RULE_FP32 ? round_bf16(sum) : sum;
-        int moves = up[j] != 0.0f;
-        updates += (uint32_t)moves;
-        lost += moves & (format_round(narrow, sum) == format_round(narrow, w[j]));
-        lost_stored += moves & (stored == w[j]);
-        v_frozen += (v[j] != v_old[j]) & (round_bf16(v[j]) == v_old[j]);
-    }
-    counts->updates += updates;
-    counts->lost += lost;
-    counts->lost_stored += lost_stored;
-    if (moments != MOMENTS_RULE_BF16) return;
-    counts->v_frozen += v_frozen;
-    counts->v_elements += n;
+    adamw_count_lost(counts, w, up, n, master != MASTER_RULE_FP32);
+    if (moments == MOMENTS_RULE_BF16) adamw_count_frozen(counts, v, v_old, n);
 }
 
 // adamw_count: counts += what adamw_update_tensor with the same arguments would do to elements [begin, end); writes nothing

@@ -124,61 +124,77 @@ static inline void numerics_add(NumericsSums *to, const NumericsSums *from) {
 
 #define NUMERICS_LANES 16
 
+// Sum of squares of the finite ones among NUMERICS_BLOCK elements. By lanes, so that it vectorises.
+static inline double numerics_block_squares(const float *RESTRICT x) {
+    float squares[NUMERICS_LANES] = {0};
+    double sum = 0;
+    for (size_t i = 0; i < NUMERICS_BLOCK; i += NUMERICS_LANES)
+        for (size_t j = 0; j < NUMERICS_LANES; j++) {
+            uint32_t bits = bits_of_float(x[i + j]) & 0x7fffffffu;
+            float value = float_of_bits(bits & (0u - (uint32_t)(bits < 0x7f800000u)));
+            squares[j] += value * value;
+        }
+    for (size_t j = 0; j < NUMERICS_LANES; j++) sum += (double)squares[j];
+    return sum;
+}
+
 // One block of a stored tensor. A normal number has all of the format's significant bits, a subnormal one fewer for each
 // binade below the smallest normal, whose exponent field as a float is min_field.
-static inline NumericsSums numerics_stored_block(const float *RESTRICT x, size_t n, int mantissa_bits, uint32_t min_field) {
-    float squares[NUMERICS_LANES] = {0};
-    uint32_t amax[NUMERICS_LANES] = {0}, nonzero[NUMERICS_LANES] = {0}, bad[NUMERICS_LANES] = {0}, kept[NUMERICS_LANES] = {0};
+static inline NumericsSums numerics_stored_block(const float *RESTRICT x, int mantissa_bits, uint32_t min_field) {
     const int32_t all = mantissa_bits + 1, offset = all - (int32_t)min_field;
-    for (size_t i = 0; i < n; i += NUMERICS_LANES)
-        for (size_t j = 0; j < NUMERICS_LANES; j++) {
-            uint32_t bits = bits_of_float(i + j < n ? x[i + j] : 0.0f) & 0x7fffffffu;
-            uint32_t is_bad = bits >= 0x7f800000u, is_nonzero = bits != 0;
-            int32_t significant = (int32_t)(bits >> 23) + offset;
-            significant = significant < all ? significant : all;
-            significant = significant > 0 ? significant : 0;
-            bits = is_bad ? 0 : bits;  // sums are of the finite ones
-            float value = float_of_bits(bits);
-            squares[j] += value * value;
-            kept[j] += bits ? (uint32_t)significant : 0;
-            amax[j] = bits > amax[j] ? bits : amax[j];
-            nonzero[j] += is_nonzero;
-            bad[j] += is_bad;
-        }
-    NumericsSums sums = {n, 0, 0, 0, 0, 0};
-    for (size_t j = 0; j < NUMERICS_LANES; j++) {
-        sums.squares += (double)squares[j];
-        sums.bits += kept[j];
-        sums.nonzero += nonzero[j];
-        sums.nonfinite += bad[j];
-        sums.amax_bits = amax[j] > sums.amax_bits ? amax[j] : sums.amax_bits;
+    uint32_t nonzero = 0, bad = 0, kept = 0, amax = 0;
+    for (size_t i = 0; i < NUMERICS_BLOCK; i++) {
+        uint32_t bits = bits_of_float(x[i]) & 0x7fffffffu, finite = bits < 0x7f800000u;
+        int32_t significant = (int32_t)(bits >> 23) + offset;
+        significant = significant < all ? significant : all;
+        significant = significant > 0 ? significant : 0;
+        nonzero += bits != 0;
+        bad += !finite;
+        bits &= 0u - finite;
+        kept += (uint32_t)significant & (0u - (uint32_t)(bits != 0));
+        amax = bits > amax ? bits : amax;
     }
+    NumericsSums sums = {0, nonzero, bad, amax, kept, numerics_block_squares(x)};
     return sums;
 }
 
 // One block of an operand and what it was cast to, `decode` making values of what the product reads. An error of at most
 // 2^-k of the element leaves k bits.
-static inline NumericsSums numerics_cast_block(const float *RESTRICT x, const float *RESTRICT cast, size_t n, float decode,
+static inline NumericsSums numerics_cast_block(const float *RESTRICT x, const float *RESTRICT cast, float decode,
                                                int mantissa_bits) {
-    float squares[NUMERICS_LANES] = {0};
-    uint32_t kept[NUMERICS_LANES] = {0};
     const int32_t all = mantissa_bits + 1;
-    for (size_t i = 0; i < n; i += NUMERICS_LANES)
-        for (size_t j = 0; j < NUMERICS_LANES; j++) {
-            float value = i + j < n ? x[i + j] : 0.0f, got = i + j < n ? cast[i + j] * decode : 0.0f;
-            int counts = value != 0.0f && fabsf(value) <= FLT_MAX;
-            uint32_t error = bits_of_float((got - value) / (counts ? value : 1.0f)) & 0x7fffffffu;
-            int32_t significant = 127 - (int32_t)((error + 0x7fffffu) >> 23);  // + : the exponent rounded up
-            significant = significant < all ? significant : all;
-            significant = significant > 0 ? significant : 0;
-            squares[j] += counts ? value * value : 0.0f;
-            kept[j] += counts ? (uint32_t)significant : 0;
-        }
-    NumericsSums sums = {n, 0, 0, 0, 0, 0};
-    for (size_t j = 0; j < NUMERICS_LANES; j++) {
-        sums.squares += (double)squares[j];
-        sums.bits += kept[j];
+    uint32_t kept = 0;
+    for (size_t i = 0; i < NUMERICS_BLOCK; i++) {
+        uint32_t bits = bits_of_float(x[i]) & 0x7fffffffu;
+        uint32_t counts = (uint32_t)(bits != 0) & (uint32_t)(bits < 0x7f800000u);
+        uint32_t error = bits_of_float((cast[i] * decode - x[i]) / x[i]) & 0x7fffffffu;
+        int32_t significant = 127 - (int32_t)((error + 0x7fffffu) >> 23);  // + : the exponent rounded up
+        significant = significant < all ? significant : all;
+        significant = significant > 0 ? significant : 0;
+        kept += (uint32_t)significant & (0u - counts);
     }
+    NumericsSums sums = {0, 0, 0, 0, kept, numerics_block_squares(x)};
+    return sums;
+}
+
+// Block `at` of a tensor that ends at `end`; a last one that is not whole is filled up with zeros, which count nowhere.
+static inline NumericsSums numerics_block(const float *x, const float *cast, size_t at, size_t end, const Format *f,
+                                          float decode) {
+    float x_copy[NUMERICS_BLOCK], cast_copy[NUMERICS_BLOCK];
+    size_t n = min_size(NUMERICS_BLOCK, end - at);
+    x += at;
+    if (cast) cast += at;
+    if (n < NUMERICS_BLOCK) {
+        memset(x_copy, 0, sizeof x_copy);
+        memset(cast_copy, 0, sizeof cast_copy);
+        memcpy(x_copy, x, n * sizeof *x);
+        if (cast) memcpy(cast_copy, cast, n * sizeof *cast);
+        x = x_copy;
+        if (cast) cast = cast_copy;
+    }
+    NumericsSums sums = cast ? numerics_cast_block(x, cast, decode, f->mantissa_bits)
+                             : numerics_stored_block(x, f->mantissa_bits, (uint32_t)(128 - f->bias));
+    sums.elements = n;
     return sums;
 }
 
@@ -188,15 +204,12 @@ static inline NumericsSums numerics_sums(const float *x, const float *cast, size
     size_t groups = ceil_div(n, group_elems);
     NumericsSums partial[NUMERICS_GROUPS], total = {0, 0, 0, 0, 0, 0};
     const Format *f = format_info(format);
-    uint32_t min_field = (uint32_t)(128 - f->bias);
 #pragma omp parallel for schedule(static) if (n >= QUANT_SERIAL)
     for (size_t group = 0; group < groups; group++) {
         NumericsSums sums = {0, 0, 0, 0, 0, 0};
         size_t end = min_size((group + 1) * group_elems, n);
         for (size_t i = group * group_elems; i < end; i += NUMERICS_BLOCK) {
-            size_t count = min_size(NUMERICS_BLOCK, end - i);
-            NumericsSums block = cast ? numerics_cast_block(x + i, cast + i, count, decode, f->mantissa_bits)
-                                      : numerics_stored_block(x + i, count, f->mantissa_bits, min_field);
+            NumericsSums block = numerics_block(x, cast, i, end, f, decode);
             numerics_add(&sums, &block);
         }
         partial[group] = sums;
@@ -338,8 +351,8 @@ static inline void numerics_put(NumericsLine *line, const char *fmt, ...) {
 }
 
 static inline void numerics_put_number(NumericsLine *line, const char *key, double value) {
-    char number[32];
-    numerics_put(line, ",\"%s\":%s", key, run_log_number(number, (double)(float)value));  // a float's digits are enough
+    if (isfinite(value)) numerics_put(line, ",\"%s\":%.6g", key, value);
+    else numerics_put(line, ",\"%s\":null", key);
 }
 
 // The entry as one JSON object with its newline.

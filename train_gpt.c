@@ -193,6 +193,14 @@ static void model_set_recipe(Model *model, const LinearRecipe *recipe) {
     model_lay_out(model);
 }
 
+// The memory arenas come from, in bytes, and what to call it. SIZE_MAX: unknown. A plan (dry_run) asks the same.
+static size_t model_memory_bytes(int dry_run, const char **owner) {
+    long pages = sysconf(_SC_PHYS_PAGES), page_bytes = sysconf(_SC_PAGESIZE);
+    (void)dry_run;
+    *owner = "this machine";
+    return pages > 0 && page_bytes > 0 ? size_mul((size_t)pages, (size_t)page_bytes) : SIZE_MAX;
+}
+
 // Allocates what model_plan() planned. All zero; model_init_weights() or model_set() give it numbers.
 static void model_create(Model *model) {
     Arena *arenas[7];
@@ -539,6 +547,12 @@ static size_t model_checkpoint_list(Model *model, CheckpointTensor *list) {
     size_t end = n + checkpoint_parameters(list + n, config, model->kahan, CHECKPOINT_IN_STATE, "c.transformer.", ST_BF16);
     for (; n < end; n++) list[n].optional = 1;  // a run that had masters has none: it starts at zero
     return n;
+}
+
+// How checkpoints reach the tensors of the list: they are in host memory.
+static void model_checkpoint_access(Model *model, Checkpointer *checkpointer) {
+    (void)model;
+    (void)checkpointer;
 }
 
 // The losses (B, T) of the last forward pass.

@@ -390,7 +390,7 @@ static inline void attention_backward_plain(E *dqkv, const E *dout, const E *qkv
 
 #define ATT_DECODE_WARPS 8
 #define ATT_DECODE_KEYS 64                       // a warp's step
-#define ATT_DECODE_COLS (ATT_MAX_HS / WARP_SIZE)  // columns of out a lane
+#define ATT_DECODE_COLS ((int)(ATT_MAX_HS / WARP_SIZE))  // columns of out a lane
 
 // q . k over HS columns, k in global memory
 template <typename E>

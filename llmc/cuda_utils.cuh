@@ -66,10 +66,17 @@ typedef struct {
     size_t memory_bytes, shared_block_bytes, shared_sm_bytes;  // shared_block_bytes: the most one block may ask for
 } DeviceInfo;
 
-// Facts about the current device, asked for once (one process, one device).
+// Facts about the current device, asked for once (one process, one device). Where there is none, a Hopper's: memory can
+// be planned without a GPU, and the first call that needs one fails by itself.
 static inline const DeviceInfo *device_info(void) {
     static DeviceInfo info;
+    static const DeviceInfo hopper = {"no device", -1, 132, 90, (size_t)80 << 30, (size_t)227 << 10, (size_t)228 << 10};
+    int count = 0;
     if (info.sm_count) return &info;
+    if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) {
+        cudaGetLastError();  // it is not to show at the next call
+        return &hopper;
+    }
     cudaDeviceProp properties;
     CUDA_CHECK(cudaGetDevice(&info.index));
     CUDA_CHECK(cudaGetDeviceProperties(&properties, info.index));

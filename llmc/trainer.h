@@ -6,6 +6,7 @@
 //     model_plan(m, config, shape, decode_T)   work out every arena, allocate nothing
 //     model_arenas(m, arenas)                  the arenas, for the memory plan
 //     model_set_recipe(m, recipe)              what linear layers do, before the memory plan is looked at
+//     model_memory_bytes(dry_run, &owner)      what the arenas may take together, and of whom
 //     model_create(m), model_destroy(m)        allocate, free
 //     model_init_weights(m, seed)              GPT-2's random start
 //     model_weights_changed(m)                 weights were loaded: working copies follow
@@ -19,6 +20,7 @@
 //     model_count_updates(m, hyper)            while observed, before model_update: show what it will do
 //     model_end_step(m)                        after the update or its omission: delayed scales move
 //     model_checkpoint_list(m, list)           the tensors a checkpoint holds
+//     model_checkpoint_access(m, checkpointer) how it reaches them, where they are not in host memory
 //     model_logits(m, token, pos, logits)      one token of text generation
 //     model_first_nonfinite(m, text, bytes)    where a forward pass broke
 #ifndef LLMC_TRAINER_H
@@ -262,11 +264,11 @@ static inline size_t plan_bytes(const Trainer *t, size_t B) {
     return total;
 }
 
-// Says where the plan is more than the machine's memory, and what would fit; ends the run there unless it is a plan only.
+// Says where the plan is more than there is memory, and what would fit; ends the run there unless it is a plan only.
 static inline void check_memory(const Trainer *t, size_t total) {
-    long pages = sysconf(_SC_PHYS_PAGES), page_bytes = sysconf(_SC_PAGESIZE);
+    const char *owner;
     char need[32], have[32], fits[128] = "even --batch 1 does not fit: a smaller model or --seq";
-    size_t memory = pages > 0 && page_bytes > 0 ? size_mul((size_t)pages, (size_t)page_bytes) : SIZE_MAX;
+    size_t memory = model_memory_bytes(t->options.dry_run, &owner);
     size_t low = 0, high = t->B;
     if (total <= memory) return;
     while (high - low > 1) {
@@ -279,8 +281,8 @@ static inline void check_memory(const Trainer *t, size_t total) {
                  t->options.recompute < 2 ? ", or --recompute 2" : "");
     format_bytes_text(need, (double)total);
     format_bytes_text(have, (double)memory);
-    if (!t->options.dry_run) die("the run needs %s of memory, this machine has %s\ntry: %s", need, have, fits);
-    printf("  this machine has %s: try %s\n", have, fits);
+    if (!t->options.dry_run) die("the run needs %s of memory, %s has %s\ntry: %s", need, owner, have, fits);
+    printf("  %s has %s: try %s\n", owner, have, fits);
 }
 
 static inline void print_plan(Trainer *t) {
@@ -698,6 +700,7 @@ static inline void start(Trainer *t) {
     size_t n = model_checkpoint_list(&t->model, t->tensors);
     n += train_state_list(t->tensors + n, &t->state);
     checkpoint_open(&t->checkpointer, keeps_files(t) ? o->out : NULL, &t->config, t->tensors, n, options_json);
+    model_checkpoint_access(&t->model, &t->checkpointer);
     int resumed = resume(t);
     if (!resumed) start_weights(t);
     model_weights_changed(&t->model);

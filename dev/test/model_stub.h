@@ -22,6 +22,7 @@ extern "C" {
 void model_plan(Model *model, const GPTConfig *config, const BatchShape *shape, size_t decode_T);
 size_t model_arenas(Model *model, Arena *arenas[7]);
 void model_set_recipe(Model *model, const LinearRecipe *recipe);
+size_t model_memory_bytes(int dry_run, const char **owner);
 void model_begin_step(Model *model, uint64_t step);
 void model_end_step(Model *model);
 void model_create(Model *model);
@@ -37,6 +38,7 @@ void model_update(Model *model, const AdamWHyper *hyper);
 void model_observe(Model *model, NumericsReport *report);
 void model_count_updates(Model *model, const AdamWHyper *hyper);
 size_t model_checkpoint_list(Model *model, CheckpointTensor *list);
+void model_checkpoint_access(Model *model, Checkpointer *checkpointer);
 void model_logits(Model *model, int32_t token, size_t pos, float *logits);
 int model_first_nonfinite(Model *model, char *text, size_t text_bytes);
 #ifdef __cplusplus

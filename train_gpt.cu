@@ -1,0 +1,875 @@
+// train_gpt.cu: the GPU trainer. The same sections, names and argument orders as train_gpt.c, over the CUDA twins of
+// the same kernels and the same loop (llmc/trainer.h): a checkpoint of one is resumed by the other.
+//
+//     make DEVICE=cuda PRECISION=bf16 && ./train_gpt --model d12 --train 'data/my_train_*.bin'
+//     make DEVICE=emu PRECISION=bf16        the same source on the CPU, over dev/emu
+//
+// Tensors are stored in the formats of the precision policy. All work goes to one stream, in order, and the host waits
+// for it twice a step: for the losses, which come while the backward pass runs, and for the gradients' norm. No sum's
+// order depends on timing, so two runs give the same bits.
+#include <float.h>
+#include <math.h>
+
+// Rows of logits at once: below 8,192 the head's fp32 weight gradient is read and written too often.
+#ifndef LOGITS_CHUNK_ROWS
+#define LOGITS_CHUNK_ROWS ((size_t)8192)
+#endif
+#include "llmc/tensors.h"
+
+#include "llmc/adamw.cuh"
+#include "llmc/attention.cuh"
+#include "llmc/checkpoint.h"
+#include "llmc/cross_entropy.cuh"
+#include "llmc/embedding.cuh"
+#include "llmc/gelu.cuh"
+#include "llmc/global_norm.cuh"
+#include "llmc/layernorm.cuh"
+#include "llmc/linear.h"
+#include "llmc/matmul.cuh"
+#include "llmc/numerics_report.h"
+#include "llmc/rand.h"
+
+static_assert(BUILD_SCALING == SCALING_NONE, "the GPU trainer is for fp32, tf32, bf16 and fp16");
+static_assert(BUILD_ACT == BUILD_GRAD && BUILD_ACT == BUILD_WEIGHT, "a product's operands share one type");
+
+// ----------------------------------------------------------------------------------------------------------------
+// The model
+
+// One pointer a parameter tensor: the working weights, or the gradients, which are fp32 in every precision.
+template <typename E>
+struct DeviceParameters {
+#define X(name, ...) E *name;
+    GPT_PARAMETERS(X)
+#undef X
+};
+
+// Statistics are fp32, what products read is stored in the policy's format.
+typedef struct {
+    act_t *encoded, *ln1, *qkv, *att, *residual2, *ln2, *fch, *fch_gelu, *residual3, *lnf, *branch, *logits;
+    float *ln1_mean, *ln1_rstd, *lse, *ln2_mean, *ln2_rstd, *lnf_mean, *lnf_rstd, *losses;
+    grad_t *dresidual, *dnorm, *dhidden;
+} DeviceActivations;
+
+// Buffers kernels work in, and what generating one token needs: the keys and values of all earlier positions.
+typedef struct {
+    MatmulScratch *matmul;
+    void *matmul_workspace;
+    float *floats;           // of whichever kernel runs: they follow each other
+    int32_t *tokens;         // inputs, targets (B, T), then the embedding's plan
+    double *norm;            // the squared norm; then its scratch
+    int *nonfinite;
+    act_t *kcache, *vcache;  // (L, decode_T, C)
+    act_t *token;            // activations of one token: 16 C, then its logits
+    float *token_stats;
+} Workspace;
+
+// Pinned memory that copies from and to the device go through, and the events that say when it may be touched again.
+typedef struct {
+    int32_t *tokens;
+    float *losses;
+    double *norm;
+    int *nonfinite;
+    uint32_t *token_counts;  // of the embedding's sort; ordinary memory
+    cudaEvent_t uploaded, losses_here;
+} HostSide;
+
+typedef struct Model {
+    GPTConfig config;
+    BatchShape shape;  // the largest micro-batch, which the activations have room for
+    size_t decode_T;   // positions a generated text may have
+    LinearRecipe recipe;
+
+    ParameterInfo table[GPT_PARAMETER_COUNT];
+    size_t parameter_elems;  // of one arena of parameters, padding included
+    DeviceParameters<weight_t> weights;
+    DeviceParameters<float> grads;
+    void *masters;         // the authoritative weights, fp32 or bf16; the working weights themselves where formats agree
+    __nv_bfloat16 *kahan;  // their compensation; NULL without
+    void *m, *v;           // AdamW's moments, fp32 or bf16; all laid out as the weights are
+    DeviceActivations acts;
+    Workspace work;
+    HostSide host;
+    cudaStream_t stream;
+    Arena weights_arena, masters_arena, grads_arena, moments_arena, acts_arena, work_arena;
+
+    EmbeddingPlan plan;  // of the forward pass the next backward pass belongs to
+    size_t B, T;         // its shape
+    int accumulate;      // 0: the next backward pass overwrites the gradients, 1: it adds to them
+
+    // Called with each activation gradient as the backward pass finishes it (tests); NULL otherwise.
+    void (*observe)(void *context, const char *name, size_t layer, const float *data, size_t elems);
+    void *observe_context;
+    NumericsReport *numerics;  // is shown every tensor of a reported step; NULL otherwise
+} Model;
+
+// Layer l's block of the tensor `base` with `elems` elements a layer.
+template <typename E>
+static E *at_layer(E *base, size_t layer, size_t elems) {
+    return base + layer * elems;
+}
+
+// Device memory as floats on the host, once everything queued before is done. The caller frees them. For reports,
+// failures and tests.
+template <typename E>
+static float *floats_from_device(const Model *model, const E *data, size_t elems) {
+    E *raw = (E *)checked_calloc(max_size(elems, 1), sizeof(E), "a copy of a tensor");
+    float *floats = (float *)checked_calloc(max_size(elems, 1), sizeof(float), "a copy of a tensor");
+    CUDA_CHECK(cudaMemcpyAsync(raw, data, elems * sizeof(E), cudaMemcpyDeviceToHost, model->stream));
+    CUDA_CHECK(cudaStreamSynchronize(model->stream));
+    for (size_t i = 0; i < elems; i++) floats[i] = (float)raw[i];
+    free(raw);
+    return floats;
+}
+
+template <typename E>
+static void observe_stored(const Model *model, NumericsKind kind, const char *name, size_t layer, FormatId format,
+                           const E *data, size_t elems, size_t genuine_zeros) {
+    float *floats = floats_from_device(model, data, elems);
+    numerics_stored(model->numerics, kind, name, layer, format, floats, elems, genuine_zeros);
+    free(floats);
+}
+
+static void observe(const Model *model, const char *name, size_t layer, const grad_t *data, size_t elems) {
+    if (model->observe) {
+        float *floats = floats_from_device(model, data, elems);
+        model->observe(model->observe_context, name, layer, floats, elems);
+        free(floats);
+    }
+    if (!model->numerics) return;
+    // The first position attends to itself alone: its query has no gradient
+    size_t genuine_zeros = strcmp(name, "dqkv") == 0 ? model->B * model->config.C : 0;
+    observe_stored(model, NUMERICS_GRAD, name, layer, BUILD_GRAD, data, elems, genuine_zeros);
+}
+
+// ----------------------------------------------------------------------------------------------------------------
+// The device
+
+static int device_present(void) {
+    int count = 0;
+    return cudaGetDeviceCount(&count) == cudaSuccess && count > 0;
+}
+
+// Ends the program where this build cannot run, in one line that says why.
+static void device_check(void) {
+    int count = 0, driver = 0, runtime = 0;
+    cudaError_t status = cudaGetDeviceCount(&count);
+    cudaDriverGetVersion(&driver);
+    cudaRuntimeGetVersion(&runtime);
+    if (status == cudaErrorInsufficientDriver)
+        die("the GPU driver is too old: it knows CUDA %d.%d, this program was built with %d.%d\n"
+            "try: a newer driver, or make DEVICE=cuda with an older toolkit (CUDA_HOME=...)",
+            driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
+    if (status != cudaSuccess || count == 0)
+        die("no GPU: %s\ntry: nvidia-smi, CUDA_VISIBLE_DEVICES; or make DEVICE=cpu",
+            status != cudaSuccess ? cudaGetErrorString(status) : "the driver shows no device");
+    const DeviceInfo *device = device_info();
+    if (device->cc < 80)
+        die("%s has compute capability %d.%d, precision %s needs 8.0 or newer\ntry: make DEVICE=cpu", device->name,
+            device->cc / 10, device->cc % 10, build_policy().name);
+}
+
+// The memory arenas come from, in bytes, and what to call it. SIZE_MAX: unknown, which only a plan (dry_run) may meet.
+static size_t model_memory_bytes(int dry_run, const char **owner) {
+    size_t free_bytes = SIZE_MAX, total;
+    *owner = "the GPU (free memory)";
+    if (!dry_run) device_check();
+    if (device_present()) CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total));
+    return free_bytes;
+}
+
+// ----------------------------------------------------------------------------------------------------------------
+// Memory
+
+#define MASTER_BYTES (BUILD_MASTER_RULE == MASTER_RULE_FP32 ? sizeof(float) : sizeof(uint16_t))
+#define MOMENT_BYTES (BUILD_MOMENTS_RULE == MOMENTS_RULE_FP32 ? sizeof(float) : sizeof(uint16_t))
+// Weights without an fp32 master are bf16, as the working weights are: then there is one copy.
+#define MASTERS_APART (BUILD_WEIGHTS_COPIED && BUILD_MASTER_RULE == MASTER_RULE_FP32)
+#define DECODE_SLOTS ((size_t)16)  // C elements each
+
+template <typename E>
+static void parameters_point_device(DeviceParameters<E> *parameters, E *base, const ParameterInfo *table) {
+    size_t i = 0;
+#define X(name, ...) parameters->name = base + table[i++].offset_elems;
+    GPT_PARAMETERS(X)
+#undef X
+}
+
+template <typename E>
+static void take(E **pointer, Arena *arena, size_t elems) {
+    *pointer = (E *)arena_take(arena, elems, sizeof(E));
+}
+
+// Each activation's room in its own type; sizes are tensors.h's.
+static void activations_take_device(DeviceActivations *acts, Arena *arena, const GPTConfig *config,
+                                    const BatchShape *shape) {
+    ActivationInfo table[GPT_ACTIVATION_COUNT];
+    size_t i = 0;
+    activation_table(config, shape, table);
+#define X(name, ...)                                                       \
+    take(&acts->name, arena, size_mul(table[i].layers, table[i].elems)); \
+    i++;
+    GPT_ACTIVATIONS(X)
+#undef X
+}
+
+// Kernels that need scratch follow each other on one stream, so the largest wish is enough for all.
+static size_t scratch_elems(const GPTConfig *config, const BatchShape *shape) {
+    size_t N = size_mul(shape->B, shape->T), C = config->C;
+    size_t elems = max_size(column_sums_scratch_elems(N, 4 * C), layernorm_backward_scratch_elems(N, C));
+    elems = max_size(elems, embedding_backward_scratch_elems(N, C));
+    return max_size(elems, attention_scratch_elems<act_t>(shape->B, shape->T, C, config->NH));
+}
+
+static size_t token_elems(const Model *model) {
+    size_t N = model->shape.B * model->shape.T;
+    return 2 * round_up(N, 4) + embedding_plan_elems(N);
+}
+
+// Hands out (or, while planning, counts) every buffer. The one place that knows what a run needs.
+static void model_lay_out(Model *model) {
+    const GPTConfig *config = &model->config;
+    size_t C = config->C, P = model->parameter_elems = parameter_table(config, model->table);
+    weight_t *weights;
+    float *grads;
+    take(&weights, &model->weights_arena, P);
+    if (weights) parameters_point_device(&model->weights, weights, model->table);
+    model->masters = weights;
+    if (MASTERS_APART) model->masters = arena_take(&model->masters_arena, P, MASTER_BYTES);
+    if (BUILD_MASTER_RULE == MASTER_RULE_KAHAN) take(&model->kahan, &model->masters_arena, P);
+    take(&grads, &model->grads_arena, P);
+    if (grads) parameters_point_device(&model->grads, grads, model->table);
+    model->m = arena_take(&model->moments_arena, P, MOMENT_BYTES);
+    model->v = arena_take(&model->moments_arena, P, MOMENT_BYTES);
+    activations_take_device(&model->acts, &model->acts_arena, config, &model->shape);
+
+    Arena *work = &model->work_arena;
+    model->work.matmul_workspace = arena_take(work, matmul_scratch_bytes(), 1);
+    take(&model->work.floats, work, scratch_elems(config, &model->shape));
+    take(&model->work.tokens, work, token_elems(model));
+    take(&model->work.norm, work, 1 + global_norm_scratch_elems());
+    take(&model->work.nonfinite, work, 1);
+    take(&model->work.kcache, work, size_mul(config->L * model->decode_T, C));
+    take(&model->work.vcache, work, size_mul(config->L * model->decode_T, C));
+    take(&model->work.token, work, DECODE_SLOTS * C + config->Vp);
+    take(&model->work.token_stats, work, 2);
+}
+
+// The arenas, those that this precision has no use for left out.
+static size_t model_arenas(Model *model, Arena *arenas[7]) {
+    Arena *all[6] = {&model->weights_arena, &model->masters_arena, &model->grads_arena,
+                     &model->moments_arena, &model->acts_arena,    &model->work_arena};
+    size_t n = 0;
+    for (size_t i = 0; i < 6; i++)
+        if (i != 1 || MASTERS_APART || BUILD_MASTER_RULE == MASTER_RULE_KAHAN) arenas[n++] = all[i];
+    return n;
+}
+
+// Works out the memory of a model without asking for any: afterwards each arena's used_bytes is what it will take.
+static void model_plan(Model *model, const GPTConfig *config, const BatchShape *shape, size_t decode_T) {
+    PrecisionPolicy policy = build_policy();
+    if (config->C % PACK != 0)
+        die_usage("--channels %zu is not a multiple of %d\nwhy: the GPU's kernels read 16 bytes at a time", config->C,
+                  PACK);
+    memset(model, 0, sizeof *model);
+    model->config = *config;
+    model->shape = *shape;
+    model->decode_T = decode_T;
+    model->recipe = linear_recipe(&policy, 0);
+    model->weights_arena.name = MASTERS_APART ? "working weights" : "weights";
+    model->masters_arena.name = MASTERS_APART ? "master weights" : "compensation";
+    model->grads_arena.name = "gradients";
+    model->moments_arena.name = "AdamW moments";
+    model->acts_arena.name = "activations";
+    model->work_arena.name = "workspace";
+    model_lay_out(model);
+}
+
+// After model_plan(), before model_create(). Linear layers here read what is stored: there is no recipe to choose.
+static void model_set_recipe(Model *model, const LinearRecipe *recipe) { model->recipe = *recipe; }
+
+// The most sequences a micro-batch of this model may have in `bytes`; 0: none.
+static size_t largest_batch(const Model *model, size_t bytes) {
+    size_t low = 0, high = model->shape.B;
+    while (high - low > 1) {
+        Model *planned = (Model *)checked_calloc(1, sizeof *planned, "a plan");
+        BatchShape shape = {low + (high - low) / 2, model->shape.T, model->shape.recompute};
+        Arena *arenas[7];
+        size_t total = 0;
+        model_plan(planned, &model->config, &shape, model->decode_T);
+        for (size_t i = 0, n = model_arenas(planned, arenas); i < n; i++) total += arenas[i]->used_bytes;
+        if (total <= bytes) low = shape.B;
+        else high = shape.B;
+        free(planned);
+    }
+    return low;
+}
+
+// arena_allocate() on the device. `taken_bytes`: what the arenas before it have.
+static void arena_allocate_device(const Model *model, Arena *arena, size_t taken_bytes) {
+    arena->capacity_bytes = round_up(max_size(arena->used_bytes, 1), (size_t)2 << 20);
+    cudaError_t status = cudaMalloc((void **)&arena->base, arena->capacity_bytes);
+    if (status == cudaErrorMemoryAllocation) {
+        size_t free_bytes = 0, total_bytes = 0;
+        char need[32], missing[32], fits[64] = "a smaller model or --seq";
+        cudaGetLastError();  // it is not to show at the next call
+        CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
+        size_t batch = largest_batch(model, taken_bytes + free_bytes);
+        if (batch) snprintf(fits, sizeof fits, "--batch %zu", batch);
+        die("out of GPU memory: the arena '%s' needs %s, %s more than is free\ntry: %s%s", arena->name,
+            format_bytes_text(need, (double)arena->capacity_bytes),
+            format_bytes_text(missing, (double)(arena->capacity_bytes - min_size(free_bytes, arena->capacity_bytes))),
+            fits, model->shape.recompute < 2 ? ", or --recompute 2" : "");
+    }
+    CUDA_CHECK(status);
+    arena->used_bytes = 0;
+}
+
+// Allocates what model_plan() planned. Weights, gradients and moments are zero; model_init_weights() or a checkpoint
+// gives the weights numbers. Activations start as whatever is there.
+static void model_create(Model *model) {
+    Arena *arenas[7];
+    HostSide *host = &model->host;
+    size_t N = model->shape.B * model->shape.T, taken = 0;
+    device_check();
+    CUDA_CHECK(cudaStreamCreateWithFlags(&model->stream, cudaStreamNonBlocking));
+    CUDA_CHECK(cudaEventCreateWithFlags(&host->uploaded, cudaEventDisableTiming));
+    CUDA_CHECK(cudaEventCreateWithFlags(&host->losses_here, cudaEventDisableTiming));
+    for (size_t i = 0, n = model_arenas(model, arenas); i < n; i++) {
+        arena_allocate_device(model, arenas[i], taken);
+        taken += arenas[i]->capacity_bytes;
+        if (arenas[i] != &model->acts_arena && arenas[i] != &model->work_arena)
+            CUDA_CHECK(cudaMemsetAsync(arenas[i]->base, 0, arenas[i]->capacity_bytes, model->stream));
+    }
+    model_lay_out(model);
+    model->work.matmul = matmul_scratch(model->work.matmul_workspace, matmul_scratch_bytes());
+    CUDA_CHECK(cudaMallocHost((void **)&host->tokens, token_elems(model) * sizeof(int32_t)));
+    CUDA_CHECK(cudaMallocHost((void **)&host->losses, N * sizeof(float)));
+    CUDA_CHECK(cudaMallocHost((void **)&host->norm, sizeof(double)));
+    CUDA_CHECK(cudaMallocHost((void **)&host->nonfinite, sizeof(int)));
+    host->token_counts = (uint32_t *)checked_calloc(model->config.V + 1, sizeof(uint32_t), "the sort of a batch");
+    CUDA_CHECK(cudaStreamSynchronize(model->stream));
+}
+
+static void model_destroy(Model *model) {
+    Arena *arenas[7];
+    CUDA_CHECK(cudaStreamSynchronize(model->stream));
+    matmul_scratch_free(model->work.matmul);
+    for (size_t i = 0, n = model_arenas(model, arenas); i < n; i++) CUDA_CHECK(cudaFree(arenas[i]->base));
+    CUDA_CHECK(cudaFreeHost(model->host.tokens));
+    CUDA_CHECK(cudaFreeHost(model->host.losses));
+    CUDA_CHECK(cudaFreeHost(model->host.norm));
+    CUDA_CHECK(cudaFreeHost(model->host.nonfinite));
+    free(model->host.token_counts);
+    CUDA_CHECK(cudaEventDestroy(model->host.uploaded));
+    CUDA_CHECK(cudaEventDestroy(model->host.losses_here));
+    CUDA_CHECK(cudaStreamDestroy(model->stream));
+}
+
+// The authoritative weights were loaded or made: what is derived from them follows.
+static void model_weights_changed(Model *model) {
+    if (MASTERS_APART)
+        adamw_refresh((weight_t *)model->weights_arena.base, (const float *)model->masters, model->parameter_elems,
+                      model->stream);
+}
+
+// `elems` floats to element `first` of the authoritative weights, in their format.
+static void masters_set(Model *model, size_t first, float *values, size_t elems) {
+    uint16_t *codes = (uint16_t *)values;  // narrower: conversion in place never overtakes itself
+    if (BUILD_MASTER_RULE != MASTER_RULE_FP32)
+        for (size_t i = 0; i < elems; i++) codes[i] = encode_bf16(values[i]);
+    CUDA_CHECK(cudaMemcpyAsync((char *)model->masters + first * MASTER_BYTES, values, elems * MASTER_BYTES,
+                               cudaMemcpyHostToDevice, model->stream));
+    CUDA_CHECK(cudaStreamSynchronize(model->stream));  // `values` is free again
+}
+
+// GPT-2's initialisation: normal(0, 0.02), the two projections into the residual stream scaled by 1/sqrt(2 L).
+// Each tensor has its own random stream, so a tensor's numbers do not depend on the others. The same numbers as the CPU
+// trainer's, made on the host, a piece at a time; padding rows of wte stay zero for ever.
+static void model_init_weights(Model *model, uint64_t seed) {
+    const size_t piece = (size_t)1 << 20;
+    float residual_std = (float)(0.02 / sqrt(2.0 * (double)model->config.L));
+    float *values = (float *)checked_calloc(piece, sizeof(float), "initial weights");
+    for (size_t i = 0; i < GPT_PARAMETER_COUNT; i++) {
+        const ParameterInfo *info = &model->table[i];
+        size_t elems = i == 0 ? model->config.V * model->config.C : parameter_elems(info);  // wte is the first tensor
+        if (info->init == INIT_ZERO) continue;
+        for (size_t first = 0; first < elems; first += piece) {
+            size_t count = min_size(piece, elems - first);
+            if (info->init == INIT_ONE)
+                for (size_t e = 0; e < count; e++) values[e] = 1.0f;
+            else
+                rand_normal_fill(values, count, first, info->init == INIT_NORMAL ? 0.02f : residual_std, seed,
+                                 (uint32_t)i);
+            masters_set(model, info->offset_elems + first, values, count);
+        }
+    }
+    free(values);
+    model_weights_changed(model);
+}
+
+// ----------------------------------------------------------------------------------------------------------------
+// Forward
+
+// The classifier over the final layernorm's output, LOGITS_CHUNK_ROWS tokens at a time: losses of all tokens and, where
+// dloss is not 0, already its whole backward pass (dnorm = gradient of lnf, grads.wte), since a chunk's logits are
+// gone when the next one comes.
+static void classifier_forward_backward(Model *model, float dloss) {
+    const GPTConfig *config = &model->config;
+    DeviceActivations *acts = &model->acts;
+    MatmulScratch *matmul = model->work.matmul;
+    cudaStream_t stream = model->stream;
+    const int32_t *targets = model->work.tokens + round_up(model->B * model->T, 4);
+    size_t N = model->B * model->T, C = config->C, Vp = config->Vp;
+    for (size_t row = 0; row < N; row += LOGITS_CHUNK_ROWS) {
+        size_t rows = min_size(LOGITS_CHUNK_ROWS, N - row);
+        const act_t *lnf = acts->lnf + row * C;
+        matmul_forward(matmul, acts->logits, lnf, model->weights.wte, (weight_t *)NULL, rows, C, Vp, stream);
+        if (model->numerics)
+            observe_stored(model, NUMERICS_LOGITS, "logits", NUMERICS_NO_LAYER, BUILD_ACT, acts->logits, rows * Vp, 0);
+        fused_classifier(acts->logits, acts->losses + row, targets + row, dloss, rows, config->V, Vp, stream);
+        if (dloss == 0.0f) continue;
+        matmul_backward_input(matmul, acts->dnorm + row * C, acts->logits, model->weights.wte, rows, C, Vp, 0, stream);
+        matmul_backward_weight(matmul, model->grads.wte, acts->logits, lnf, rows, C, Vp, model->accumulate || row > 0,
+                               stream);
+    }
+}
+
+// Layer l from its input residual stream `inp`: acts of that layer. The stream after attention and after the MLP is
+// formed together with the layernorm that reads it.
+static void layer_forward(Model *model, size_t l, const act_t *inp) {
+    const DeviceParameters<weight_t> *w = &model->weights;
+    DeviceActivations *acts = &model->acts;
+    MatmulScratch *matmul = model->work.matmul;
+    cudaStream_t stream = model->stream;
+    size_t B = model->B, T = model->T, N = B * T, C = model->config.C, NH = model->config.NH, L = model->config.L;
+    size_t S = model->shape.B * model->shape.T;  // tokens a layer's block has room for
+    size_t l_ln = model->shape.recompute < 2 ? l : 0, l_gelu = model->shape.recompute < 1 ? l : 0;
+    act_t *ln1 = at_layer(acts->ln1, l_ln, S * C), *qkv = at_layer(acts->qkv, l, S * 3 * C);
+    act_t *att = at_layer(acts->att, l, S * C), *residual2 = at_layer(acts->residual2, l, S * C);
+    act_t *ln2 = at_layer(acts->ln2, l_ln, S * C), *fch = at_layer(acts->fch, l, S * 4 * C);
+    act_t *fch_gelu = at_layer(acts->fch_gelu, l_gelu, S * 4 * C), *residual3 = at_layer(acts->residual3, l, S * C);
+
+    matmul_forward(matmul, qkv, ln1, at_layer(w->qkvw, l, 3 * C * C), at_layer(w->qkvb, l, 3 * C), N, C, 3 * C, stream);
+    attention_forward(att, at_layer(acts->lse, l, S * NH), qkv, B, T, C, NH, model->work.floats, stream);
+    matmul_forward(matmul, acts->branch, att, at_layer(w->attprojw, l, C * C), at_layer(w->attprojb, l, C), N, C, C,
+                   stream);
+    fused_residual_layernorm_forward(residual2, ln2, at_layer(acts->ln2_mean, l, S), at_layer(acts->ln2_rstd, l, S),
+                                     inp, acts->branch, at_layer(w->ln2w, l, C), at_layer(w->ln2b, l, C), N, C, stream);
+    matmul_forward(matmul, fch, ln2, at_layer(w->fcw, l, 4 * C * C), at_layer(w->fcb, l, 4 * C), N, C, 4 * C, stream);
+    gelu_forward(fch_gelu, fch, N * 4 * C, stream);
+    matmul_forward(matmul, acts->branch, fch_gelu, at_layer(w->fcprojw, l, 4 * C * C), at_layer(w->fcprojb, l, C), N,
+                   4 * C, C, stream);
+    if (l + 1 < L) {
+        size_t next_ln = model->shape.recompute < 2 ? l + 1 : 0;
+        fused_residual_layernorm_forward(
+            residual3, at_layer(acts->ln1, next_ln, S * C), at_layer(acts->ln1_mean, l + 1, S),
+            at_layer(acts->ln1_rstd, l + 1, S), residual2, acts->branch, at_layer(w->ln1w, l + 1, C),
+            at_layer(w->ln1b, l + 1, C), N, C, stream);
+    } else {
+        fused_residual_layernorm_forward(residual3, acts->lnf, acts->lnf_mean, acts->lnf_rstd, residual2, acts->branch,
+                                         w->lnfw, w->lnfb, N, C, stream);
+    }
+}
+
+// Shows the saved activations of the forward pass to the numerics report; what is recomputed later is gone by then.
+static void observe_activations(const Model *model) {
+    const DeviceActivations *acts = &model->acts;
+    size_t N = model->B * model->T, S = model->shape.B * model->shape.T, C = model->config.C;
+    int recompute = model->shape.recompute;
+    const struct {
+        const char *name;
+        const act_t *base;
+        size_t width;
+        int kept;
+    } saved[] = {{"ln1", acts->ln1, C, recompute < 2},          {"qkv", acts->qkv, 3 * C, 1},
+                 {"att", acts->att, C, 1},                      {"residual2", acts->residual2, C, 1},
+                 {"ln2", acts->ln2, C, recompute < 2},          {"fch", acts->fch, 4 * C, 1},
+                 {"fch_gelu", acts->fch_gelu, 4 * C, recompute < 1}, {"residual3", acts->residual3, C, 1}};
+    observe_stored(model, NUMERICS_ACT, "encoded", NUMERICS_NO_LAYER, BUILD_ACT, acts->encoded, N * C, 0);
+    for (size_t l = 0; l < model->config.L; l++)
+        for (size_t i = 0; i < sizeof saved / sizeof *saved; i++)
+            if (saved[i].kept)
+                observe_stored(model, NUMERICS_ACT, saved[i].name, l, BUILD_ACT, saved[i].base + l * S * saved[i].width,
+                               N * saved[i].width, 0);
+    observe_stored(model, NUMERICS_ACT, "lnf", NUMERICS_NO_LAYER, BUILD_ACT, acts->lnf, N * C, 0);
+}
+
+// The micro-batch to the device, with the order in which its embedding's gradient is summed where one is wanted.
+static void upload_batch(Model *model, const int32_t *inputs, const int32_t *targets, int training) {
+    HostSide *host = &model->host;
+    size_t N = model->B * model->T, tgt_at = round_up(N, 4), plan_at = 2 * tgt_at, elems = plan_at;
+    CUDA_CHECK(cudaEventSynchronize(host->uploaded));  // the last batch has left the pinned memory
+    memcpy(host->tokens, inputs, N * sizeof *inputs);
+    memcpy(host->tokens + tgt_at, targets, N * sizeof *targets);
+    if (training) {
+        model->plan = embedding_plan_make(host->tokens + plan_at, host->token_counts, inputs, N, model->config.V);
+        elems += model->plan.elems;
+    }
+    CUDA_CHECK(cudaMemcpyAsync(model->work.tokens, host->tokens, elems * sizeof(int32_t), cudaMemcpyHostToDevice,
+                               model->stream));
+    CUDA_CHECK(cudaEventRecord(host->uploaded, model->stream));
+}
+
+// Runs B sequences of T tokens through the model: acts.losses (B, T) = the loss of each token, not averaged. Where dloss
+// is not 0 it is the factor each token's loss enters the objective with (1 / tokens of the step), and model_backward()
+// must follow.
+static void model_forward(Model *model, const int32_t *inputs, const int32_t *targets, size_t B, size_t T, float dloss) {
+    const DeviceParameters<weight_t> *w = &model->weights;
+    DeviceActivations *acts = &model->acts;
+    cudaStream_t stream = model->stream;
+    size_t C = model->config.C, S = model->shape.B * model->shape.T;
+    model->B = B;
+    model->T = T;
+    upload_batch(model, inputs, targets, dloss != 0.0f);
+    embedding_forward(acts->encoded, model->work.tokens, w->wte, w->wpe, B, T, C, stream);
+    layernorm_forward(acts->ln1, acts->ln1_mean, acts->ln1_rstd, acts->encoded, w->ln1w, w->ln1b, B * T, C, stream);
+    for (size_t l = 0; l < model->config.L; l++)
+        layer_forward(model, l, l == 0 ? acts->encoded : at_layer(acts->residual3, l - 1, S * C));
+    classifier_forward_backward(model, dloss);
+    CUDA_CHECK(cudaMemcpyAsync(model->host.losses, acts->losses, B * T * sizeof(float), cudaMemcpyDeviceToHost, stream));
+    CUDA_CHECK(cudaEventRecord(model->host.losses_here, stream));
+    if (model->numerics) observe_activations(model);
+}
+
+// ----------------------------------------------------------------------------------------------------------------
+// Backward. A bias's gradient is taken by a kernel that has its columns in hand anyway: those of the two projections
+// into the residual stream by the layernorm that makes the stream's gradient, fc's by GELU's.
+
+// The MLP of layer l: dresidual, the gradient of residual3, becomes that of residual2.
+static void mlp_backward(Model *model, size_t l) {
+    const DeviceParameters<weight_t> *w = &model->weights;
+    DeviceParameters<float> *g = &model->grads;
+    DeviceActivations *acts = &model->acts;
+    MatmulScratch *matmul = model->work.matmul;
+    cudaStream_t stream = model->stream;
+    size_t N = model->B * model->T, C = model->config.C, S = model->shape.B * model->shape.T;
+    size_t l_ln = model->shape.recompute < 2 ? l : 0, l_gelu = model->shape.recompute < 1 ? l : 0;
+    act_t *ln2 = at_layer(acts->ln2, l_ln, S * C), *fch = at_layer(acts->fch, l, S * 4 * C);
+    act_t *fch_gelu = at_layer(acts->fch_gelu, l_gelu, S * 4 * C), *residual2 = at_layer(acts->residual2, l, S * C);
+    float *mean = at_layer(acts->ln2_mean, l, S), *rstd = at_layer(acts->ln2_rstd, l, S);
+
+    if (model->shape.recompute >= 1) gelu_forward(fch_gelu, fch, N * 4 * C, stream);
+    matmul_backward_input(matmul, acts->dhidden, acts->dresidual, at_layer(w->fcprojw, l, 4 * C * C), N, 4 * C, C, 0,
+                          stream);
+    matmul_backward_weight(matmul, at_layer(g->fcprojw, l, 4 * C * C), acts->dresidual, fch_gelu, N, 4 * C, C,
+                           model->accumulate, stream);
+    observe(model, "dfch_gelu", l, acts->dhidden, N * 4 * C);
+    gelu_backward_bias(acts->dhidden, at_layer(g->fcb, l, 4 * C), acts->dhidden, fch, N, 4 * C, model->accumulate,
+                       model->work.floats, stream);
+    observe(model, "dfch", l, acts->dhidden, N * 4 * C);
+    if (model->shape.recompute >= 2)
+        layernorm_forward(ln2, mean, rstd, residual2, at_layer(w->ln2w, l, C), at_layer(w->ln2b, l, C), N, C, stream);
+    matmul_backward_input(matmul, acts->dnorm, acts->dhidden, at_layer(w->fcw, l, 4 * C * C), N, C, 4 * C, 0, stream);
+    matmul_backward_weight(matmul, at_layer(g->fcw, l, 4 * C * C), acts->dhidden, ln2, N, C, 4 * C, model->accumulate,
+                           stream);
+    observe(model, "dln2", l, acts->dnorm, N * C);
+    layernorm_backward_sums(acts->dresidual, at_layer(g->ln2w, l, C), at_layer(g->ln2b, l, C),
+                            at_layer(g->attprojb, l, C), acts->dnorm, residual2, at_layer(w->ln2w, l, C), mean, rstd, N,
+                            C, model->work.floats, stream);
+    observe(model, "dresidual2", l, acts->dresidual, N * C);
+}
+
+// The attention of layer l: dresidual, the gradient of residual2, becomes that of the layer's input `inp`.
+static void attention_block_backward(Model *model, size_t l, const act_t *inp) {
+    const DeviceParameters<weight_t> *w = &model->weights;
+    DeviceParameters<float> *g = &model->grads;
+    DeviceActivations *acts = &model->acts;
+    MatmulScratch *matmul = model->work.matmul;
+    cudaStream_t stream = model->stream;
+    size_t B = model->B, T = model->T, N = B * T, C = model->config.C, NH = model->config.NH;
+    size_t S = model->shape.B * model->shape.T;
+    act_t *ln1 = at_layer(acts->ln1, model->shape.recompute < 2 ? l : 0, S * C);
+    act_t *qkv = at_layer(acts->qkv, l, S * 3 * C), *att = at_layer(acts->att, l, S * C);
+    float *mean = at_layer(acts->ln1_mean, l, S), *rstd = at_layer(acts->ln1_rstd, l, S);
+
+    matmul_backward_input(matmul, acts->dnorm, acts->dresidual, at_layer(w->attprojw, l, C * C), N, C, C, 0, stream);
+    matmul_backward_weight(matmul, at_layer(g->attprojw, l, C * C), acts->dresidual, att, N, C, C, model->accumulate,
+                           stream);
+    observe(model, "datt", l, acts->dnorm, N * C);
+    attention_backward(acts->dhidden, acts->dnorm, qkv, att, at_layer(acts->lse, l, S * NH), B, T, C, NH,
+                       model->work.floats, stream);
+    observe(model, "dqkv", l, acts->dhidden, N * 3 * C);
+    if (model->shape.recompute >= 2)
+        layernorm_forward(ln1, mean, rstd, inp, at_layer(w->ln1w, l, C), at_layer(w->ln1b, l, C), N, C, stream);
+    matmul_backward_bias(at_layer(g->qkvb, l, 3 * C), acts->dhidden, N, 3 * C, model->accumulate, model->work.floats,
+                         stream);
+    matmul_backward_input(matmul, acts->dnorm, acts->dhidden, at_layer(w->qkvw, l, 3 * C * C), N, C, 3 * C, 0, stream);
+    matmul_backward_weight(matmul, at_layer(g->qkvw, l, 3 * C * C), acts->dhidden, ln1, N, C, 3 * C, model->accumulate,
+                           stream);
+    observe(model, "dln1", l, acts->dnorm, N * C);
+    layernorm_backward_sums(acts->dresidual, at_layer(g->ln1w, l, C), at_layer(g->ln1b, l, C),
+                            l > 0 ? at_layer(g->fcprojb, l - 1, C) : (float *)NULL, acts->dnorm, inp,
+                            at_layer(w->ln1w, l, C), mean, rstd, N, C, model->work.floats, stream);
+    observe(model, l == 0 ? "dencoded" : "dresidual3", l == 0 ? 0 : l - 1, acts->dresidual, N * C);
+}
+
+// Starts a step: the next backward pass overwrites the gradients. Matmul gradients need no clearing for that; those
+// whose kernels only add (layernorm's, wpe, the biases before a layernorm) do.
+static void model_zero_grad(Model *model) {
+    const DeviceParameters<float> *g = &model->grads;
+    model->accumulate = 0;
+    for (size_t i = 0; i < GPT_PARAMETER_COUNT; i++) {
+        const ParameterInfo *info = &model->table[i];
+        float *grad = (float *)model->grads_arena.base + info->offset_elems;
+        if (info->init == INIT_ONE || grad == g->wpe || grad == g->ln1b || grad == g->ln2b || grad == g->lnfb ||
+            grad == g->attprojb || grad == g->fcprojb)
+            CUDA_CHECK(cudaMemsetAsync(grad, 0, parameter_elems(info) * sizeof(float), model->stream));
+    }
+}
+
+// grads += the gradient of (sum of the last forward pass's losses) * dloss.
+static void model_backward(Model *model) {
+    DeviceActivations *acts = &model->acts;
+    cudaStream_t stream = model->stream;
+    size_t N = model->B * model->T, C = model->config.C, L = model->config.L, S = model->shape.B * model->shape.T;
+    observe(model, "dlnf", 0, acts->dnorm, N * C);
+    CUDA_CHECK(cudaMemsetAsync(acts->dresidual, 0, N * C * sizeof(grad_t), stream));
+    layernorm_backward_sums(acts->dresidual, model->grads.lnfw, model->grads.lnfb,
+                            at_layer(model->grads.fcprojb, L - 1, C), acts->dnorm,
+                            at_layer(acts->residual3, L - 1, S * C), model->weights.lnfw, acts->lnf_mean,
+                            acts->lnf_rstd, N, C, model->work.floats, stream);
+    observe(model, "dresidual3", L - 1, acts->dresidual, N * C);
+    for (size_t l = L; l-- > 0;) {
+        mlp_backward(model, l);
+        attention_block_backward(model, l, l == 0 ? acts->encoded : at_layer(acts->residual3, l - 1, S * C));
+    }
+    embedding_backward(model->grads.wte, model->grads.wpe, acts->dresidual, &model->plan,
+                       model->work.tokens + 2 * round_up(N, 4), model->B, model->T, C, model->work.floats, stream);
+    model->accumulate = 1;
+}
+
+// ----------------------------------------------------------------------------------------------------------------
+// Update
+
+// The Euclidean norm of all gradients; *nonfinite = 1 if any of them, or the norm, is NaN or infinite. The arena's
+// padding is zero, so one pass takes all tensors.
+static double model_grad_norm(Model *model, int *nonfinite) {
+    Workspace *work = &model->work;
+    HostSide *host = &model->host;
+    cudaStream_t stream = model->stream;
+    CUDA_CHECK(cudaMemsetAsync(work->norm, 0, sizeof(double), stream));
+    CUDA_CHECK(cudaMemsetAsync(work->nonfinite, 0, sizeof(int), stream));
+    global_norm_squared(work->norm, (const float *)model->grads_arena.base, model->parameter_elems, work->nonfinite,
+                        work->norm + 1, stream);
+    CUDA_CHECK(cudaMemcpyAsync(host->norm, work->norm, sizeof(double), cudaMemcpyDeviceToHost, stream));
+    CUDA_CHECK(cudaMemcpyAsync(host->nonfinite, work->nonfinite, sizeof(int), cudaMemcpyDeviceToHost, stream));
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+    double norm = sqrt(*host->norm);
+    *nonfinite = *host->nonfinite || !(norm <= (double)FLT_MAX);
+    return norm;
+}
+
+// Parameter tensor i as the optimizer sees it; decay on matrices only.
+static AdamWTensor model_adamw_tensor(const Model *model, size_t i, const AdamWHyper *hyper) {
+    const ParameterInfo *info = &model->table[i];
+    size_t offset = info->offset_elems;
+    AdamWTensor tensor = {(char *)model->masters + offset * MASTER_BYTES,
+                          model->kahan ? model->kahan + offset : NULL,
+                          MASTERS_APART ? (weight_t *)model->weights_arena.base + offset : NULL,
+                          (char *)model->m + offset * MOMENT_BYTES,
+                          (char *)model->v + offset * MOMENT_BYTES,
+                          (const float *)model->grads_arena.base + offset,
+                          parameter_elems(info),
+                          0,
+                          info->decay ? hyper->weight_decay : 0.0f,
+                          (uint32_t)i};
+    return tensor;
+}
+
+// One AdamW step with the accumulated gradients times hyper->grad_scale.
+static void model_update(Model *model, const AdamWHyper *hyper) {
+    AdamWTensor tensors[GPT_PARAMETER_COUNT];
+    for (size_t i = 0; i < GPT_PARAMETER_COUNT; i++) tensors[i] = model_adamw_tensor(model, i, hyper);
+    adamw_update_tensors(tensors, GPT_PARAMETER_COUNT, hyper, BUILD_MASTER_RULE, BUILD_MOMENTS_RULE, NULL,
+                         model->stream);
+}
+
+// From now on every tensor of a training pass is shown to `report`; NULL ends that.
+static void model_observe(Model *model, NumericsReport *report) { model->numerics = report; }
+
+// `bytes` of device memory on the host. The caller frees them.
+static void *bytes_from_device(const Model *model, const void *data, size_t bytes) {
+    void *copy = checked_calloc(bytes, 1, "a copy of a tensor");
+    CUDA_CHECK(cudaMemcpyAsync(copy, data, bytes, cudaMemcpyDeviceToHost, model->stream));
+    CUDA_CHECK(cudaStreamSynchronize(model->stream));
+    return copy;
+}
+
+// Before model_update() with the same hyper, while observed: shows what it will do to the weights, layer by layer. The
+// CPU twin counts, on copies of one layer's tensors; stochastic rounding counts need the position in the tensor, so a
+// layer is given as a run that begins at element 0 of pointers moved back.
+static void model_count_updates(Model *model, const AdamWHyper *hyper) {
+    for (size_t i = 0; i < GPT_PARAMETER_COUNT; i++) {
+        const ParameterInfo *info = &model->table[i];
+        AdamWTensor device = model_adamw_tensor(model, i, hyper);
+        AdamWHyper tensor_hyper = *hyper;
+        size_t elems = info->rows * info->cols, n = parameter_elems(info);
+        int in_layers = strncmp(info->hf, "h.", 2) == 0;
+        tensor_hyper.weight_decay = device.weight_decay;
+        const weight_t *working = (const weight_t *)model->weights_arena.base + info->offset_elems;
+        float *rounded = floats_from_device(model, working, n);
+        cpu::AdamWTensor tensor = {bytes_from_device(model, device.weight, n * MASTER_BYTES),
+                                   device.kahan ? (uint16_t *)bytes_from_device(model, device.kahan, 2 * n) : NULL,
+                                   BUILD_WEIGHTS_COPIED ? rounded : NULL,
+                                   bytes_from_device(model, device.m, n * MOMENT_BYTES),
+                                   bytes_from_device(model, device.v, n * MOMENT_BYTES),
+                                   (float *)bytes_from_device(model, device.grad, n * sizeof(float)),
+                                   n,
+                                   (uint32_t)i};
+        const float *weight = BUILD_MASTER_RULE == MASTER_RULE_FP32 ? (const float *)tensor.weight : rounded;
+        for (size_t l = 0; l < info->layers; l++) {
+            UpdateCounts counts = {0, 0, 0, 0, 0};
+            cpu::adamw_count(&counts, &tensor, l * elems, (l + 1) * elems, &tensor_hyper, BUILD_MASTER_RULE,
+                             BUILD_MOMENTS_RULE);
+            numerics_weight(model->numerics, info->name, in_layers ? l : NUMERICS_NO_LAYER, BUILD_WEIGHT, &counts,
+                            weight + l * elems, rounded + l * elems, elems);
+        }
+        free(tensor.weight);
+        free(tensor.kahan);
+        free(tensor.m);
+        free(tensor.v);
+        free((void *)tensor.grad);
+        free(rounded);
+    }
+}
+
+// The number of the step that begins (from 0), and its end: only recipes with scales of their own need them.
+static void model_begin_step(Model *, uint64_t) {}
+static void model_end_step(Model *) {}
+
+// ----------------------------------------------------------------------------------------------------------------
+// Access by the shared loop: checkpoints, failures, sampling
+
+// Lists the tensors a checkpoint holds; returns how many: at most 4 * checkpoint_parameter_tensors() + 1.
+static size_t model_checkpoint_list(Model *model, CheckpointTensor *list) {
+    const GPTConfig *config = &model->config;
+    int master_type = BUILD_MASTER_RULE == MASTER_RULE_FP32 ? ST_F32 : ST_BF16;
+    int moment_type = BUILD_MOMENTS_RULE == MOMENTS_RULE_FP32 ? ST_F32 : ST_BF16;
+    size_t n = checkpoint_parameters(list, config, model->masters, CHECKPOINT_IN_MODEL, "transformer.", master_type);
+    n += checkpoint_parameters(list + n, config, model->m, CHECKPOINT_IN_STATE, "m.transformer.", moment_type);
+    n += checkpoint_parameters(list + n, config, model->v, CHECKPOINT_IN_STATE, "v.transformer.", moment_type);
+    if (!model->kahan) return n;
+    size_t end = n + checkpoint_parameters(list + n, config, model->kahan, CHECKPOINT_IN_STATE, "c.transformer.", ST_BF16);
+    for (; n < end; n++) list[n].optional = 1;  // a run that had masters has none: it starts at zero
+    return n;
+}
+
+// A block of a tensor's rows and columns between the device and `host`, where it lies dense.
+static void checkpoint_copy(const Model *model, const CheckpointTensor *tensor, size_t row, size_t rows, size_t col,
+                            size_t cols, void *host, int to_host) {
+    size_t size = safetensors_dtype_bytes(tensor->dtype);
+    char *device = (char *)tensor->data + (row * tensor->cols + col) * size;
+    if (cols == tensor->cols) {  // whole rows lie together: one copy
+        cols *= rows;
+        rows = 1;
+    }
+    for (size_t r = 0; r < rows; r++) {
+        char *far = device + r * tensor->cols * size, *near = (char *)host + r * cols * size;
+        CUDA_CHECK(cudaMemcpyAsync(to_host ? near : far, to_host ? far : near, cols * size,
+                                   to_host ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice, model->stream));
+    }
+    CUDA_CHECK(cudaStreamSynchronize(model->stream));
+}
+static void checkpoint_read_device(void *model, const CheckpointTensor *tensor, size_t row, size_t rows, size_t col,
+                                   size_t cols, void *host) {
+    checkpoint_copy((const Model *)model, tensor, row, rows, col, cols, host, 1);
+}
+static void checkpoint_write_device(void *model, const CheckpointTensor *tensor, size_t row, size_t rows, size_t col,
+                                    size_t cols, const void *host) {
+    checkpoint_copy((const Model *)model, tensor, row, rows, col, cols, (void *)host, 0);
+}
+
+// How checkpoints reach the tensors of the list.
+static void model_checkpoint_access(Model *model, Checkpointer *checkpointer) {
+    checkpointer->read = checkpoint_read_device;
+    checkpointer->write = checkpoint_write_device;
+    checkpointer->ctx = model;
+}
+
+// The losses (B, T) of the last forward pass; a backward pass queued after it goes on meanwhile.
+static void model_losses(Model *model, float *losses) {
+    CUDA_CHECK(cudaEventSynchronize(model->host.losses_here));
+    memcpy(losses, model->host.losses, model->B * model->T * sizeof(float));
+}
+
+template <typename E>
+static int device_nonfinite(const Model *model, const E *data, size_t elems) {
+    int nonfinite = 0;
+    float *floats = floats_from_device(model, data, elems);
+    for (size_t i = 0; i < elems; i++) nonfinite |= !isfinite(floats[i]);
+    free(floats);
+    return nonfinite;
+}
+
+// Where the last forward pass first left the finite numbers: writes the tensor's name and layer into `text` and returns
+// 1, or returns 0 if all its activations are finite. In the order the forward pass makes them.
+static int model_first_nonfinite(Model *model, char *text, size_t text_bytes) {
+    DeviceActivations *acts = &model->acts;
+    size_t N = model->B * model->T, C = model->config.C, S = model->shape.B * model->shape.T;
+    size_t wide = S * 4 * C;
+    if (device_nonfinite(model, acts->encoded, N * C)) {
+        snprintf(text, text_bytes, "the embedding");
+        return 1;
+    }
+    for (size_t l = 0; l < model->config.L; l++) {
+        struct {
+            const char *name;
+            const act_t *data;
+            size_t elems;
+        } stages[5] = {{"qkv", at_layer(acts->qkv, l, S * 3 * C), N * 3 * C},
+                       {"attention", at_layer(acts->att, l, S * C), N * C},
+                       {"residual after attention", at_layer(acts->residual2, l, S * C), N * C},
+                       {"fc", at_layer(acts->fch, l, wide), N * 4 * C},
+                       {"residual after the MLP", at_layer(acts->residual3, l, S * C), N * C}};
+        for (size_t i = 0; i < 5; i++) {
+            if (!device_nonfinite(model, stages[i].data, stages[i].elems)) continue;
+            snprintf(text, text_bytes, "layer %zu, %s", l, stages[i].name);
+            return 1;
+        }
+    }
+    if (!device_nonfinite(model, acts->losses, N)) return 0;
+    snprintf(text, text_bytes, "the logits");
+    return 1;
+}
+
+// logits (V) after `token` at position `pos` of a text whose earlier tokens went through this function at 0..pos-1.
+static void model_logits(Model *model, int32_t token, size_t pos, float *logits) {
+    const DeviceParameters<weight_t> *w = &model->weights;
+    cudaStream_t stream = model->stream;
+    size_t C = model->config.C, NH = model->config.NH, V = model->config.V, cache = model->decode_T * C;
+    float *mean = model->work.token_stats, *rstd = mean + 1;
+    act_t *x = model->work.token, *norm = x + C, *branch = x + 2 * C, *att = x + 3 * C;
+    act_t *qkv = x + 4 * C, *fch = x + 7 * C, *fch_gelu = x + 11 * C, *out = x + DECODE_SLOTS * C;
+    CUDA_CHECK(cudaEventSynchronize(model->host.uploaded));
+    model->host.tokens[0] = token;
+    CUDA_CHECK(cudaMemcpyAsync(model->work.tokens, model->host.tokens, sizeof token, cudaMemcpyHostToDevice, stream));
+    CUDA_CHECK(cudaEventRecord(model->host.uploaded, stream));
+    embedding_forward(x, model->work.tokens, w->wte, w->wpe + pos * C, 1, 1, C, stream);
+    layernorm_forward(norm, mean, rstd, x, w->ln1w, w->ln1b, 1, C, stream);
+    for (size_t l = 0; l < model->config.L; l++) {
+        int last = l + 1 == model->config.L;
+        matvec_forward(qkv, norm, at_layer(w->qkvw, l, 3 * C * C), at_layer(w->qkvb, l, 3 * C), C, 3 * C, stream);
+        attention_decode(att, qkv, model->work.kcache + l * cache, model->work.vcache + l * cache, pos, C, NH, stream);
+        matvec_forward(branch, att, at_layer(w->attprojw, l, C * C), at_layer(w->attprojb, l, C), C, C, stream);
+        fused_residual_layernorm_forward(x, norm, mean, rstd, x, branch, at_layer(w->ln2w, l, C),
+                                         at_layer(w->ln2b, l, C), 1, C, stream);
+        matvec_forward(fch, norm, at_layer(w->fcw, l, 4 * C * C), at_layer(w->fcb, l, 4 * C), C, 4 * C, stream);
+        gelu_forward(fch_gelu, fch, 4 * C, stream);
+        matvec_forward(branch, fch_gelu, at_layer(w->fcprojw, l, 4 * C * C), at_layer(w->fcprojb, l, C), 4 * C, C,
+                       stream);
+        fused_residual_layernorm_forward(x, norm, mean, rstd, x, branch, last ? w->lnfw : at_layer(w->ln1w, l + 1, C),
+                                         last ? w->lnfb : at_layer(w->ln1b, l + 1, C), 1, C, stream);
+    }
+    matvec_forward(out, norm, w->wte, (weight_t *)NULL, C, V, stream);
+    float *floats = floats_from_device(model, out, V);
+    memcpy(logits, floats, V * sizeof *logits);
+    free(floats);
+}
+
+// ----------------------------------------------------------------------------------------------------------------
+
+#include "llmc/trainer.h"
+
+#ifndef TESTING  // test_gpt.cu includes this file for the model and brings its own main
+int main(int argc, char **argv) { return trainer_main(argc, argv); }
+#endif

@@ -2,7 +2,7 @@
 //
 // Three families behind attention_forward and attention_backward:
 //   16-bit storage, HS % 8 == 0, HS <= 128:  flash attention on tensor cores by mma.sync (this file), made for head
-//     sizes 64 and 128; others run in tiles padded with zeros to 32, 64, 96 or 128 columns.
+//     sizes 64 and 128; others run in tiles padded with zeros to 32, 64 or 128 columns.
 //   fp32 (and tf32) storage, other head sizes up to 256:  flash attention in plain fp32 arithmetic, attention_plain.cuh.
 //   one query against a cache:  attention_decode.
 // q, k, v are read straight from the (B, T, 3C) rows of the GEMM, so there are no permute kernels.
@@ -39,12 +39,19 @@
 // ----------------------------------------------------------------------------------------------------------------
 // Tiles in shared memory
 
+// x, as a number the compiler cannot trace back: what is made from it is made where it stands, and does not wait in
+// registers through the loop before.
+__device__ __forceinline__ int att_opaque(int x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
 // Element (row, col) of a tile W elements wide, 16 bits each, col a multiple of 8. The 16-byte pieces of a row are
 // permuted so that 8 rows of one column, as ldmatrix and the fragment stores touch them, lie in 32 different banks:
-// rows of 128 and 256 bytes repeat the banks every row; those of 64 and 192 every second row.
+// rows of 128 and 256 bytes repeat the banks every row, those of 64 every second row.
 template <int W>
 __device__ __forceinline__ int att_at(int row, int col) {
-    static_assert(W % 32 == 0, "whole groups of four pieces");
+    static_assert(W == 32 || W % 64 == 0, "whole groups of four or eight pieces");
     const int permute = W % 64 == 0 ? row & 7 : (row >> 1) & 3;
     return row * W + (((col >> 3) ^ permute) << 3);
 }
@@ -60,23 +67,23 @@ __device__ __forceinline__ int att_at_plus(int row, int col, int rows, int cols)
 // Operands of mma.m16n8k16 from a tile, from (row, col) on. A: 16 x 16 of (m, k). B: two 8-column pieces, b[0..1] and
 // b[2..3], of 16 k. The name says how the tile lies: mk, nk (k along the row), or km, kn (transposed on loading).
 template <int W, typename E>
-__device__ __forceinline__ void att_load_a_mk(uint32_t (&a)[4], const E *tile, int row, int col) {
-    const int lane = threadIdx.x % WARP_SIZE;
+__device__ __forceinline__ void att_load_a_mk(uint32_t (&a)[4], const E *tile, int row, int col,
+                                              int lane = threadIdx.x % WARP_SIZE) {
     ldmatrix_x4(a, tile + att_at_plus<W>(lane % 16, lane / 16 * 8, row, col));
 }
 template <int W, typename E>
-__device__ __forceinline__ void att_load_a_km(uint32_t (&a)[4], const E *tile, int row, int col) {
-    const int lane = threadIdx.x % WARP_SIZE;
+__device__ __forceinline__ void att_load_a_km(uint32_t (&a)[4], const E *tile, int row, int col,
+                                              int lane = threadIdx.x % WARP_SIZE) {
     ldmatrix_x4_trans(a, tile + att_at_plus<W>(lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8, row, col));
 }
 template <int W, typename E>
-__device__ __forceinline__ void att_load_b_nk(uint32_t (&b)[4], const E *tile, int row, int col) {
-    const int lane = threadIdx.x % WARP_SIZE;
+__device__ __forceinline__ void att_load_b_nk(uint32_t (&b)[4], const E *tile, int row, int col,
+                                              int lane = threadIdx.x % WARP_SIZE) {
     ldmatrix_x4(b, tile + att_at_plus<W>(lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8, row, col));
 }
 template <int W, typename E>
-__device__ __forceinline__ void att_load_b_kn(uint32_t (&b)[4], const E *tile, int row, int col) {
-    const int lane = threadIdx.x % WARP_SIZE;
+__device__ __forceinline__ void att_load_b_kn(uint32_t (&b)[4], const E *tile, int row, int col,
+                                              int lane = threadIdx.x % WARP_SIZE) {
     ldmatrix_x4_trans(b, tile + att_at_plus<W>(lane % 16, lane / 16 * 8, row, col));
 }
 
@@ -102,22 +109,13 @@ __device__ __forceinline__ void att_round_to_a(uint32_t (&a)[4], const float (&l
 template <int W, int ROWS, int THREADS, typename E>
 __device__ __forceinline__ void att_load_tile(E *tile, const E *inp, size_t stride, int rows, int HS) {
     constexpr int PIECES = W / 8, STEP = THREADS / PIECES;  // rows the block copies at a time
-    if constexpr (THREADS % PIECES == 0) {
-        static_assert(ROWS % STEP == 0 && STEP % 8 == 0, "every thread copies the same number of pieces");
-        const int row = threadIdx.x / PIECES, col = threadIdx.x % PIECES * 8;
-        E *to = tile + att_at<W>(row, col);
-        const E *from = inp + (row * (unsigned)stride + col);
-        if (col >= HS) rows = 0;
+    static_assert(ROWS % STEP == 0 && STEP % 8 == 0, "every thread copies the same number of pieces");
+    const int row = threadIdx.x / PIECES, col = threadIdx.x % PIECES * 8;
+    E *to = tile + att_at<W>(row, col);
+    const unsigned offset = att_opaque(row * (unsigned)stride + col);  // 64-bit addresses of all pieces would be kept
+    rows = col < HS ? rows - row : 0;
 #pragma unroll
-        for (int i = 0; i < ROWS; i += STEP) cp_async_16(to + i * W, from + i * stride, row + i < rows);
-    } else {
-        static_assert(ROWS * PIECES % THREADS == 0, "every thread copies the same number of pieces");
-#pragma unroll
-        for (int i = 0; i < ROWS * PIECES; i += THREADS) {
-            const int row = (i + threadIdx.x) / PIECES, col = (i + threadIdx.x) % PIECES * 8;
-            cp_async_16(tile + att_at<W>(row, col), inp + (row * (unsigned)stride + col), row < rows && col < HS);
-        }
-    }
+    for (int i = 0; i < ROWS; i += STEP) cp_async_16(to + i * W, inp + i * stride + offset, i < rows);
 }
 
 // This warp's 16 MT rows of a tile from `row` on = acc * scale, rounded, and from there to global memory in 16-byte
@@ -126,7 +124,7 @@ __device__ __forceinline__ void att_load_tile(E *tile, const E *inp, size_t stri
 template <int W, int MT, typename E>
 __device__ __forceinline__ void att_store_rows(E *out, size_t stride, E *tile, const float (&acc)[MT][W / 8][4],
                                                const float (&scale)[MT][2], int row, int rows, int HS) {
-    const int lane = threadIdx.x % WARP_SIZE;
+    const int lane = att_opaque(threadIdx.x % WARP_SIZE);
 #pragma unroll
     for (int m = 0; m < MT; m++)
 #pragma unroll
@@ -157,6 +155,18 @@ __device__ __forceinline__ void att_store_rows(E *out, size_t stride, E *tile, c
 #define ATT_FWD_WARPS 4
 #define ATT_FWD_MT 2  // pieces of 16 queries a warp
 
+// Where a head begins: its batch entry's first token, its columns within C.
+struct AttHead {
+    size_t token0, column;
+    __device__ __forceinline__ AttHead(int head, const AttentionShape &shape)
+        : token0((size_t)(head / shape.NH) * shape.T), column((size_t)(head % shape.NH) * shape.HS) {}
+};
+
+template <bool VALUE>
+struct AttBool {
+    static constexpr bool value = VALUE;
+};
+
 template <typename E, int W>
 struct AttForwardState {
     float acc[ATT_FWD_MT][W / 8][4];               // sum of P V
@@ -170,10 +180,10 @@ __device__ __forceinline__ void att_forward_step(AttForwardState<E, W> &state, c
                                                  const E *q_tile, const E *k, const E *v, int offset,
                                                  float scale_log2) {
     const int lane = threadIdx.x % WARP_SIZE;
-    const int keys = DIAGONAL ? offset + 16 * ATT_FWD_MT : ATT_FWD_KEYS;
+    const int keys = DIAGONAL ? min(offset + 16 * ATT_FWD_MT, ATT_FWD_KEYS) : ATT_FWD_KEYS;
     const int distance = lane % 4 * 2 - lane / 4 - offset;  // key minus query of element 0
     float s[ATT_FWD_MT][ATT_FWD_KEYS / 8][4] = {};
-#pragma unroll
+#pragma unroll(Q_IN_REGISTERS ? W / 16 : 2)
     for (int d = 0; d < W; d += 16) {
         uint32_t q_d[ATT_FWD_MT][4];
 #pragma unroll
@@ -252,8 +262,8 @@ static constexpr size_t att_forward_shared_bytes() {
 }
 
 // One block: one head's 128 queries. Keys and values are double-buffered, one barrier a step. A head's tiles are
-// neighbours in the grid (its k and v stay in the L2), the longest first.
-template <typename E, int W>
+// neighbours in the grid (its k and v stay in the L2), the longest first. EXACT: HS is W.
+template <typename E, int W, bool EXACT>
 static __global__ void __launch_bounds__(ATT_FWD_WARPS *WARP_SIZE, 2)
     attention_forward_kernel(E *out, float *lse, const E *qkv, AttentionShape shape) {
     constexpr int THREADS = ATT_FWD_WARPS * WARP_SIZE;
@@ -261,14 +271,19 @@ static __global__ void __launch_bounds__(ATT_FWD_WARPS *WARP_SIZE, 2)
     DYNAMIC_SHARED(E, q_tile);
     E *k_tiles = q_tile + ATT_FWD_QUERIES * W, *v_tiles = k_tiles + 2 * ATT_FWD_KEYS * W;
 
-    const int T = shape.T, HS = shape.HS, lane = threadIdx.x % WARP_SIZE;
+    const int T = shape.T, HS = EXACT ? W : shape.HS;
     const int tiles = (T + ATT_FWD_QUERIES - 1) / ATT_FWD_QUERIES;
-    const int head = blockIdx.x / tiles, first = (tiles - 1 - blockIdx.x % tiles) * ATT_FWD_QUERIES;
+    const int first = (tiles - 1 - blockIdx.x % tiles) * ATT_FWD_QUERIES;
     const int row = threadIdx.x / WARP_SIZE * 16 * ATT_FWD_MT;  // this warp's first, in the tile
-    const size_t token0 = (size_t)(head / shape.NH) * T, column = (size_t)(head % shape.NH) * HS, stride = 3 * shape.C;
-    const E *k = qkv + token0 * stride + shape.C + column, *v = k + shape.C;
+    const size_t stride = 3 * shape.C;
+    const E *k, *v;
+    {
+        const AttHead head(blockIdx.x / tiles, shape);
+        qkv += head.token0 * stride + head.column;
+        k = qkv + shape.C, v = k + shape.C;
+    }
 
-    att_load_tile<W, ATT_FWD_QUERIES, THREADS>(q_tile, qkv + (token0 + first) * stride + column, stride, T - first, HS);
+    att_load_tile<W, ATT_FWD_QUERIES, THREADS>(q_tile, qkv + first * stride, stride, T - first, HS);
     att_load_tile<W, ATT_FWD_KEYS, THREADS>(k_tiles, k, stride, T, HS);
     att_load_tile<W, ATT_FWD_KEYS, THREADS>(v_tiles, v, stride, T, HS);
     cp_async_commit();
@@ -283,9 +298,17 @@ static __global__ void __launch_bounds__(ATT_FWD_WARPS *WARP_SIZE, 2)
         state.max[m][0] = state.max[m][1] = -INFINITY;
         state.sum[m][0] = state.sum[m][1] = 0;
     }
-    uint32_t q[ATT_FWD_MT][W / 16][4] = {};
+    uint32_t q[ATT_FWD_MT][W / 16][4];
+    if (Q_IN_REGISTERS) {
+        cp_async_wait<0>();
+        __syncthreads();
+#pragma unroll
+        for (int m = 0; m < ATT_FWD_MT; m++)
+#pragma unroll
+            for (int d = 0; d < W; d += 16) att_load_a_mk<W>(q[m][d / 16], q_tile + row * W, m * 16, d);
+    }
     const int end = min(first + ATT_FWD_QUERIES, T);
-    for (int key = 0; key < end; key += ATT_FWD_KEYS) {
+    auto step = [&](int key, auto diagonal) {
         const int stage = key / ATT_FWD_KEYS % 2, next = key + ATT_FWD_KEYS;
         cp_async_wait<0>();
         __syncthreads();  // this block of keys is here for all, and nobody reads the other buffer any more
@@ -295,19 +318,17 @@ static __global__ void __launch_bounds__(ATT_FWD_WARPS *WARP_SIZE, 2)
             att_load_tile<W, ATT_FWD_KEYS, THREADS>(v_tiles + to, v + next * stride, stride, T - next, HS);
         }
         cp_async_commit();
-        if (Q_IN_REGISTERS && key == 0)
-#pragma unroll
-            for (int m = 0; m < ATT_FWD_MT; m++)
-#pragma unroll
-                for (int d = 0; d < W; d += 16) att_load_a_mk<W>(q[m][d / 16], q_tile + row * W, m * 16, d);
         const int offset = first + row - key;
-        const E *k_tile = k_tiles + stage * ATT_FWD_KEYS * W, *v_tile = v_tiles + stage * ATT_FWD_KEYS * W;
-        if (offset >= ATT_FWD_KEYS)
-            att_forward_step<false, Q_IN_REGISTERS>(state, q, q_tile + row * W, k_tile, v_tile, offset, shape.scale_log2);
-        else if (offset >= 0)
-            att_forward_step<true, Q_IN_REGISTERS>(state, q, q_tile + row * W, k_tile, v_tile, offset, shape.scale_log2);
-    }
+        if (offset > -16 * ATT_FWD_MT)
+            att_forward_step<decltype(diagonal)::value, Q_IN_REGISTERS>(state, q, q_tile + row * W,
+                k_tiles + stage * ATT_FWD_KEYS * W, v_tiles + stage * ATT_FWD_KEYS * W, offset, shape.scale_log2);
+    };
+    int key = 0;
+    for (; key < first; key += ATT_FWD_KEYS) step(key, AttBool<false>());
+    for (; key < end; key += ATT_FWD_KEYS) step(key, AttBool<true>());
 
+    const int lane = threadIdx.x % WARP_SIZE, head_ix = att_opaque(blockIdx.x) / tiles;
+    const AttHead head(head_ix, shape);
     float inverse[ATT_FWD_MT][2];
 #pragma unroll
     for (int m = 0; m < ATT_FWD_MT; m++)
@@ -318,10 +339,10 @@ static __global__ void __launch_bounds__(ATT_FWD_WARPS *WARP_SIZE, 2)
             sum += __shfl_xor_sync(FULL_WARP, sum, 2);
             inverse[m][half] = 1.0f / sum;
             const int t = first + row + m * 16 + half * 8 + lane / 4;
-            if (lane % 4 == 0 && t < T) lse[(size_t)head * T + t] = state.max[m][half] * shape.scale + logf(sum);
+            if (lane % 4 == 0 && t < T) lse[(size_t)head_ix * T + t] = state.max[m][half] * shape.scale + logf(sum);
         }
     __syncwarp();  // the warp's rows of q become its rows of out
-    att_store_rows<W, ATT_FWD_MT>(out + (token0 + first) * shape.C + column, shape.C, q_tile, state.acc, inverse, row,
+    att_store_rows<W, ATT_FWD_MT>(out + (head.token0 + first) * shape.C + head.column, shape.C, q_tile, state.acc, inverse, row,
                                   T - first, HS);
 }
 
@@ -329,9 +350,10 @@ static __global__ void __launch_bounds__(ATT_FWD_WARPS *WARP_SIZE, 2)
 // Backward
 
 // A block's tile: KEYS keys, 16 MT a warp, against QUERIES queries a step.
-template <typename E, int W_, int MT_, int WARPS_, int QUERIES_>
+template <typename E, int W_, int MT_, int WARPS_, int QUERIES_, bool EXACT_>
 struct AttBackwardTile {
     static constexpr int W = W_, MT = MT_, WARPS = WARPS_, QUERIES = QUERIES_;
+    static constexpr bool EXACT = EXACT_;  // HS is W
     static constexpr int THREADS = WARPS * WARP_SIZE, KEYS = 16 * MT * WARPS;
     // dQ (QUERIES x W) is split over the warps as 2 x WARPS / 2
     static constexpr int DQ_MT = QUERIES / 32, DQ_COLS = W / (WARPS / 2), DQ_NT = DQ_COLS / 8;
@@ -345,7 +367,7 @@ struct AttBackwardTile {
 // as it is. (Masked afterwards, the kernel needs more registers.) `offset`: first query minus first key.
 template <typename Tile>
 __device__ __forceinline__ void att_backward_mask(float (&s)[Tile::MT][Tile::QUERIES / 8][4], int offset) {
-    const int lane = threadIdx.x % WARP_SIZE, distance = lane / 4 - lane % 4 * 2 - offset;  // key - query, element 0
+    const int lane = att_opaque(threadIdx.x % WARP_SIZE), distance = lane / 4 - lane % 4 * 2 - offset;  // key - query, element 0
 #pragma unroll
     for (int m = 0; m < Tile::MT; m++)
 #pragma unroll
@@ -362,7 +384,7 @@ __device__ __forceinline__ void att_backward_softmax(uint32_t (&p)[Tile::MT][Til
                                                      float (&s)[Tile::MT][Tile::QUERIES / 8][4],
                                                      float (&dp)[Tile::MT][Tile::QUERIES / 8][4], E *ds_tile,
                                                      const float2 *stats, float scale_log2) {
-    const int lane = threadIdx.x % WARP_SIZE;
+    const int lane = att_opaque(threadIdx.x % WARP_SIZE);
 #pragma unroll
     for (int n = 0; n < Tile::QUERIES / 8; n++) {
         const float4 stat = *reinterpret_cast<const float4 *>(stats + n * 8 + lane % 4 * 2);  // of two queries
@@ -429,11 +451,13 @@ __device__ __forceinline__ void att_backward_scores(float (&out)[Tile::MT][Tile:
 // floats at rows + 8 i, columns + 8 n.
 template <typename Tile>
 __device__ __forceinline__ int att_dq_row(void) {
-    return threadIdx.x / WARP_SIZE % 2 * (Tile::QUERIES / 2) + threadIdx.x % WARP_SIZE / 4;
+    const int thread = att_opaque(threadIdx.x);
+    return thread / WARP_SIZE % 2 * (Tile::QUERIES / 2) + thread % WARP_SIZE / 4;
 }
 template <typename Tile>
 __device__ __forceinline__ int att_dq_col(void) {
-    return threadIdx.x / (2 * WARP_SIZE) * Tile::DQ_COLS + threadIdx.x % 4 * 2;
+    const int thread = att_opaque(threadIdx.x);
+    return thread / (2 * WARP_SIZE) * Tile::DQ_COLS + thread % 4 * 2;
 }
 
 // The sums so far, from dq (rows HS wide, the tile's first row), or 0. Called well before they are needed.
@@ -441,7 +465,7 @@ template <typename Tile>
 __device__ __forceinline__ void att_load_dq(float2 (&old)[2 * Tile::DQ_MT][Tile::DQ_NT], const float *dq, bool first_visit,
                                             int rows, int HS) {
     const int row = att_dq_row<Tile>(), col = att_dq_col<Tile>();
-    const float *from = dq + (row * HS + col);
+    const float *from = dq + att_opaque(row * HS + col);
     if (first_visit) rows = 0;
 #pragma unroll
     for (int i = 0; i < 2 * Tile::DQ_MT; i++)
@@ -457,18 +481,18 @@ __device__ __forceinline__ void att_load_dq(float2 (&old)[2 * Tile::DQ_MT][Tile:
 template <typename Tile, typename E>
 __device__ __forceinline__ void att_backward_dq(float2 (&sum)[2 * Tile::DQ_MT][Tile::DQ_NT], const E *ds_tile,
                                                 const E *k_tile, int keys) {
-    const int warp = threadIdx.x / WARP_SIZE;
+    const int lane = att_opaque(threadIdx.x % WARP_SIZE), warp = threadIdx.x / WARP_SIZE;
     const int q0 = warp % 2 * (Tile::QUERIES / 2), d0 = warp / 2 * Tile::DQ_COLS;
     float acc[Tile::DQ_MT][Tile::DQ_NT][4] = {};
 #pragma unroll 2
     for (int key = 0; key < keys; key += 16) {
         uint32_t a[Tile::DQ_MT][4];
 #pragma unroll
-        for (int m = 0; m < Tile::DQ_MT; m++) att_load_a_km<Tile::QUERIES>(a[m], ds_tile + key * Tile::QUERIES, 0, q0 + m * 16);
+        for (int m = 0; m < Tile::DQ_MT; m++) att_load_a_km<Tile::QUERIES>(a[m], ds_tile + key * Tile::QUERIES, 0, q0 + m * 16, lane);
 #pragma unroll
         for (int n = 0; n < Tile::DQ_COLS; n += 16) {
             uint32_t b[4];
-            att_load_b_kn<Tile::W>(b, k_tile + key * Tile::W, 0, d0 + n);
+            att_load_b_kn<Tile::W>(b, k_tile + key * Tile::W, 0, d0 + n, lane);
 #pragma unroll
             for (int m = 0; m < Tile::DQ_MT; m++) att_mma_pair<E>(acc[m][n / 8], acc[m][n / 8 + 1], a[m], b);
         }
@@ -486,7 +510,7 @@ __device__ __forceinline__ void att_backward_dq(float2 (&sum)[2 * Tile::DQ_MT][T
 template <typename Tile>
 __device__ __forceinline__ void att_store_dq(float *dq, const float2 (&sum)[2 * Tile::DQ_MT][Tile::DQ_NT], int rows, int HS) {
     const int row = att_dq_row<Tile>(), col = att_dq_col<Tile>();
-    float *to = dq + (row * HS + col);
+    float *to = dq + att_opaque(row * HS + col);
 #pragma unroll
     for (int i = 0; i < 2 * Tile::DQ_MT; i++)
 #pragma unroll
@@ -524,7 +548,7 @@ static __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS_AN_SM)
     E *ds_tile = dout_tiles + 2 * QUERIES * W;
     float2 *stat_tiles = reinterpret_cast<float2 *>(ds_tile + KEYS * QUERIES);
 
-    const int T = shape.T, HS = shape.HS, heads = gridDim.x / splits;
+    const int T = shape.T, HS = Tile::EXACT ? W : shape.HS, heads = gridDim.x / splits;
     const int head = blockIdx.x / splits, split = blockIdx.x % splits;
     const int row = threadIdx.x / WARP_SIZE * 16 * MT;  // this warp's first key, in the tile
     const size_t stride = 3 * shape.C;
@@ -570,6 +594,7 @@ static __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS_AN_SM)
                     att_backward_softmax<Tile>(p, ds, s, dp, ds_tile + row * QUERIES, stat_tiles + stage * QUERIES,
                                                shape.scale_log2);
                 }
+                __syncwarp();  // keeps the next loads, and their registers, out of the phase above
                 att_load_dq<Tile>(dq_sum, dq_tile, first_visit, T - query, HS);
                 att_backward_accumulate<Tile>(dv, p, dout_tile);
                 att_backward_accumulate<Tile>(dk, ds, q_tile);
@@ -645,7 +670,7 @@ template <typename E>
 static inline size_t attention_scratch_elems(size_t B, size_t T, size_t C, size_t NH) {
     size_t HS = C / NH, stats = 2 * B * NH * round_up(T, ATT_STATS_PAD);
     if (!att_on_tensor_cores<E>(HS)) return stats;
-    size_t keys = HS <= 64 || (HS > 96 && att_large_blocks()) ? 128 : 64;
+    size_t keys = HS <= 64 || (HS == 128 && att_large_blocks()) ? 128 : 64;
     return stats + att_splits(B, T, NH, keys) * B * T * C;
 }
 
@@ -660,17 +685,19 @@ static inline void attention_forward(E *out, float *lse, const E *qkv, size_t B,
         if (att_on_tensor_cores<E>(shape.HS)) {
             dim3 grid = grid_1d(B * NH * ceil_div(T, ATT_FWD_QUERIES));
             const unsigned threads = ATT_FWD_WARPS * WARP_SIZE;
-#define ATT_LAUNCH_FORWARD(W)                                                                                        \
-    launch((attention_forward_kernel<E, W>), grid, threads, (att_forward_shared_bytes<E, W>()), stream, out, lse, qkv, \
-           shape)
-            if (shape.HS <= 32)
-                ATT_LAUNCH_FORWARD(32);
-            else if (shape.HS <= 64)
-                ATT_LAUNCH_FORWARD(64);
-            else if (shape.HS <= 96)
-                ATT_LAUNCH_FORWARD(96);
+#define ATT_LAUNCH_FORWARD(W, exact)                                                                                     \
+    launch((attention_forward_kernel<E, W, exact>), grid, threads, (att_forward_shared_bytes<E, W>()), stream, out, lse, \
+           qkv, shape)
+            if (shape.HS == 64)
+                ATT_LAUNCH_FORWARD(64, true);
+            else if (shape.HS == 128)
+                ATT_LAUNCH_FORWARD(128, true);
+            else if (shape.HS <= 32)
+                ATT_LAUNCH_FORWARD(32, false);
+            else if (shape.HS < 64)
+                ATT_LAUNCH_FORWARD(64, false);
             else
-                ATT_LAUNCH_FORWARD(128);
+                ATT_LAUNCH_FORWARD(128, false);
 #undef ATT_LAUNCH_FORWARD
             return;
         }
@@ -689,16 +716,16 @@ static inline void attention_backward(E *dqkv, const E *dout, const E *qkv, cons
     if constexpr (sizeof(E) == 2) {
         if (att_on_tensor_cores<E>(shape.HS)) {
             float *dq = scratch + 2 * B * NH * shape.T_padded;
-            if (shape.HS <= 32)
-                att_backward_mma<AttBackwardTile<E, 32, 2, 4, 32>>(dqkv, dout, qkv, stats, dq, B, shape, stream);
-            else if (shape.HS <= 64)
-                att_backward_mma<AttBackwardTile<E, 64, 2, 4, 32>>(dqkv, dout, qkv, stats, dq, B, shape, stream);
-            else if (shape.HS <= 96)
-                att_backward_mma<AttBackwardTile<E, 96, 1, 4, 32>>(dqkv, dout, qkv, stats, dq, B, shape, stream);
-            else if (att_large_blocks())
-                att_backward_mma<AttBackwardTile<E, 128, 1, 8, 64>>(dqkv, dout, qkv, stats, dq, B, shape, stream);
+            if (shape.HS == 64)
+                att_backward_mma<AttBackwardTile<E, 64, 2, 4, 32, true>>(dqkv, dout, qkv, stats, dq, B, shape, stream);
+            else if (shape.HS == 128 && att_large_blocks())
+                att_backward_mma<AttBackwardTile<E, 128, 1, 8, 64, true>>(dqkv, dout, qkv, stats, dq, B, shape, stream);
+            else if (shape.HS <= 32)
+                att_backward_mma<AttBackwardTile<E, 32, 2, 4, 32, false>>(dqkv, dout, qkv, stats, dq, B, shape, stream);
+            else if (shape.HS < 64)
+                att_backward_mma<AttBackwardTile<E, 64, 2, 4, 32, false>>(dqkv, dout, qkv, stats, dq, B, shape, stream);
             else
-                att_backward_mma<AttBackwardTile<E, 128, 1, 4, 32>>(dqkv, dout, qkv, stats, dq, B, shape, stream);
+                att_backward_mma<AttBackwardTile<E, 128, 1, 4, 32, false>>(dqkv, dout, qkv, stats, dq, B, shape, stream);
             return;
         }
     }

@@ -4,6 +4,7 @@
 #
 #   sh scripts/compare_precisions.sh                          every mode, under ten minutes on two cores
 #   sh scripts/compare_precisions.sh fp32 bf16 fp8-current    these; names are those of the build folders, less 'cpu-'
+#   DEVICE=cuda sh scripts/compare_precisions.sh              on a GPU
 #   sh scripts/compare_precisions.sh --steps 1000 -- --layers 6 --channels 192        what follows -- goes to train_gpt
 #
 # Options
@@ -64,16 +65,17 @@ parse_mode() {
     case $precision in *-kahan | *-stochastic | *-nearest) master=${precision##*-} precision=${precision%-*} ;; esac
 }
 
+device=${DEVICE:-cpu}
 builds=${COMPARE_BUILDS:-build}  # where the programs go
 case $builds in build) override= ;; *) override=1 ;; esac
 
 # Builds a mode's program without moving the ./train_gpt link; its path in $program.
 build_mode() {
     parse_mode "$1"
-    program=$builds/cpu-$1/train_gpt
+    program=$builds/$device-$1/train_gpt
     mkdir -p "$out"
-    if ! make --no-print-directory DEVICE=cpu "PRECISION=$precision" "MASTER=$master" "MOMENTS=$moments" \
-        ${override:+"B=$builds/cpu-$1"} "$program" >"$out/build.log" 2>&1; then
+    if ! make --no-print-directory "DEVICE=$device" "PRECISION=$precision" "MASTER=$master" "MOMENTS=$moments" \
+        ${override:+"B=$builds/$device-$1"} "$program" >"$out/build.log" 2>&1; then
         sed 's/^/    /' "$out/build.log" >&2
         fail "mode '$1' does not build; the modes are: $all"
     fi

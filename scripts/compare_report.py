@@ -93,7 +93,7 @@ class Run:
         self.bytes = float(found.group(1)) if found else None
 
     def tokens_per_s(self):
-        """Tokens of a step over the median time of one: a busy moment of the machine does not count."""
+        """Tokens of a step over the time of one when the machine was least busy with other work: its fastest tenth."""
         steps = [s for s in sorted(self.rows) if number(self.rows[s].get("time_s")) is not None]
         times, tokens = [], []
         for a, b in zip(steps, steps[1:]):
@@ -101,7 +101,7 @@ class Run:
             if elapsed > 0 and number(self.rows[b].get("tokens")) is not None:
                 times.append(elapsed / (b - a))
                 tokens.append((self.rows[b]["tokens"] - (number(self.rows[a].get("tokens")) or 0)) / (b - a))
-        return sorted(tokens)[len(tokens) // 2] / sorted(times)[len(times) // 2] if times else None
+        return sorted(tokens)[len(tokens) // 2] / sorted(times)[len(times) // 10] if times else None
 
 
 def read_runs(folder):
@@ -210,7 +210,7 @@ def verdict(row, seed_noise, order_gap):
     if row["name"] == "fp32":
         return "the reference"
     gap, error = abs(row["gap"]), row["error"] or 0.0
-    if gap <= max(2 * error, order_gap):
+    if gap <= max(2 * error, order_gap, 1e-3):
         return "no different"
     side = "worse" if row["gap"] > 0 else "better"
     if seed_noise is None:
@@ -290,9 +290,8 @@ def chart(series, y_label, band=(), marks=(), y_limits=None, log2=False, dots=Fa
         return sy_raw(min(max(value(y), low), high))  # what lies beyond runs along the edge
 
     out = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(y_label)} over steps">']
-    for v in ticks(low, high):
-        if log2 and v != int(v):
-            continue
+    rounds = [v for v in ticks(low, high) if not log2 or v == int(v)]
+    for v in rounds if len(rounds) > 1 else ticks(low, high):
         label = f"2<tspan dy='-4' font-size='9'>{v:g}</tspan>" if log2 else f"{v:g}"
         out.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{sy_raw(v):.1f}" y2="{sy_raw(v):.1f}"/>'
                    f'<text x="{LEFT - 8}" y="{sy_raw(v) + 4:.1f}" text-anchor="end">{label}</text>')
@@ -451,8 +450,8 @@ def table_cells(row):
 
 NOTES = """“loss at the end” is the mean training loss of the last tenth of the steps; “less fp32” is its mean difference to
 the fp32 run on the same tokens from the same weights, “±” how far that difference wanders between tenths of the second
-half. “no different”: within two of these, or within what adding in another order did to fp32 (fp32.order). “another
-seed”: twice the deviation of fp32 over seeds. “bytes per parameter” is what a GPU needs for weights, gradients and optimizer.
+half. “no different”: within two of these, within what adding in another order did to fp32 (fp32.order), or below 0.001.
+“another seed”: twice the deviation of fp32 over seeds. “bytes per parameter” is what a GPU needs for weights, gradients and optimizer.
 “worst underflow”: the largest share of non-zeros that became zero, over tensors and reports. “lost updates”: the share of
 the last report's updates that are below half a spacing of the 16-bit weight: harmless under an fp32 master, under
 Kahan's compensation and in stochastic rounding, and what holds bf16-nearest back."""
@@ -607,7 +606,7 @@ def write_html(folder, runs, rows, band, seed_noise, window, last):
             gaps[name] = list(zip([s for s, _ in pairs], smoothed([d for _, d in pairs], window)))
     # A mode that breaks must not flatten the others: the picture ends at 1.3 times the widest ordinary difference.
     reach = sorted(abs(d) for values in gaps.values() for _, d in values) or [1.0]
-    limit = max([1.3 * reach[int(0.97 * (len(reach) - 1))], 1e-4])
+    limit = max([1.3 * reach[int(0.97 * (len(reach) - 1))], 1e-4] + [1.2 * w for _, w in band])
     parts = ["<h1>Precisions compared</h1>", f"<p>{escape(describe(runs, folder, last))}</p>", "<table><tr>"]
     parts += [f"<th>{escape(c)}</th>" for c in COLUMNS] + ["</tr>"]
     for row in rows:

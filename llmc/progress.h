@@ -45,7 +45,9 @@ static inline void progress_step(Progress *p, double loss, double seconds) {
     if (p->steps_seen++ > 0) smooth(&p->smoothed_seconds, &p->seconds_weight, seconds, SPEED_SMOOTHING);
 }
 
-static inline double progress_loss(const Progress *p) { return p->loss_weight > 0 ? p->smoothed_loss / p->loss_weight : NAN; }
+static inline double progress_loss(const Progress *p) {
+    return p->loss_weight > 0 ? p->smoothed_loss / p->loss_weight : NAN;
+}
 
 // Seconds a step takes, NaN after a single step.
 static inline double progress_step_seconds(const Progress *p) {
@@ -84,8 +86,8 @@ static inline size_t terminal_columns(void) {
 
 // The line of a step into `line` (bytes); with `columns` it gets a bar, as long as there is room for, and is cut there:
 // a live line that wraps could not be overwritten.
-static inline void progress_line(const Progress *p, char *line, size_t bytes, size_t columns, uint64_t step, double loss,
-                                 double grad_norm, double lr) {
+static inline void progress_line(const Progress *p, char *line, size_t bytes, size_t columns, uint64_t step,
+                                 double loss, double grad_norm, double lr) {
     char speed[32], eta[32], bar[24] = "", count[64], rest[192];
     unsigned long long total = p->total_steps;
     if (isnan(loss)) loss = NAN;  // without the sign it may have: "nan", never "-nan"
@@ -109,7 +111,8 @@ static inline void progress_line(const Progress *p, char *line, size_t bytes, si
 
 // Shows step `step` (1-based count of finished steps): the live line on a terminal; elsewhere every so many steps, and
 // the last one, a line of its own. `note` is printed behind it (a skipped update, say) and forces a plain line.
-static inline void progress_show(Progress *p, uint64_t step, double loss, double grad_norm, double lr, const char *note) {
+static inline void progress_show(Progress *p, uint64_t step, double loss, double grad_norm, double lr,
+                                 const char *note) {
     char line[320];
     uint64_t every = max_size(1, p->total_steps / PLAIN_LINES);
     if (!p->terminal && !note && step % every != 0 && step != p->total_steps && step != p->first_step + 1) return;

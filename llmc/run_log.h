@@ -87,10 +87,10 @@ static inline RunRecord run_log_line_values(const char *line, size_t bytes) {
         const JsonNode *root = json_root(&json), *node;
         json_u64(json_get(&json, root, "step"), &record.step);
         json_u64(json_get(&json, root, "tokens"), &record.tokens);
-#define X(name)                                                                               \
-    if ((node = json_get(&json, root, #name)) != NULL) {                                      \
-        record.has_##name = 1;                                                                \
-        if (!json_double(node, &record.name)) record.name = NAN; /* null */                   \
+#define X(name)                                                             \
+    if ((node = json_get(&json, root, #name)) != NULL) {                    \
+        record.has_##name = 1;                                              \
+        if (!json_double(node, &record.name)) record.name = NAN; /* null */ \
     }
         RUN_LOG_VALUES(X)
 #undef X

@@ -42,8 +42,8 @@
 #include "train_state.h"
 
 #define GPT2_VOCAB ((size_t)50257)
-#define EXIT_INTERRUPTED 3           // a signal ended the run; its state was saved
-#define MAX_NONFINITE_IN_ROW 3       // then the run ends: neither data nor time heals a broken forward pass
+#define EXIT_INTERRUPTED 3      // a signal ended the run; its state was saved
+#define MAX_NONFINITE_IN_ROW 3  // then the run ends: neither data nor time heals a broken forward pass
 
 typedef struct {
     Options options;
@@ -69,15 +69,15 @@ typedef struct {
     CheckpointTensor *tensors;
     RunRecord unfinished;  // of a step whose validation a signal prevented before this resumed run
     uint64_t saved_step;   // of the newest checkpoint
-    int unrotated;        // it is not proven yet: older ones stay until the step after it was finite
-    double lr;            // of the step that just ran
+    int unrotated;         // it is not proven yet: older ones stay until the step after it was finite
+    double lr;             // of the step that just ran
     double loss, norm;
-    double loss_scale;    // that it ran with
-    double val_loss;      // NaN: not taken at this step
+    double loss_scale;  // that it ran with
+    double val_loss;    // NaN: not taken at this step
     int clipped, update_skipped;
-    int overflow;         // the scaled gradients were not finite, though the loss was
-    char where[96];       // the first tensor of the forward pass that was not finite; empty if all were
-    const char *note;     // what a person should know about the step
+    int overflow;      // the scaled gradients were not finite, though the loss was
+    char where[96];    // the first tensor of the forward pass that was not finite; empty if all were
+    const char *note;  // what a person should know about the step
 } Trainer;
 
 static inline int keeps_files(const Trainer *t) { return t->options.out[0] != 0; }
@@ -111,8 +111,8 @@ static inline void setup_config(Trainer *t) {
     const Options *o = &t->options;
     GPTConfig *config = &t->config;
     if (o->init[0]) {
-        static const int fixed[] = {OPTION_model, OPTION_layers, OPTION_heads, OPTION_channels, OPTION_vocab,
-                                    OPTION_max_seq};
+        static const int fixed[] = {OPTION_model,    OPTION_layers, OPTION_heads,
+                                    OPTION_channels, OPTION_vocab,  OPTION_max_seq};
         for (size_t i = 0; i < sizeof fixed / sizeof *fixed; i++)
             if (options_given(o, fixed[i]))
                 die_usage("--%s cannot be given together with --init\nwhy: the shape comes with the weights",
@@ -208,7 +208,8 @@ static inline void setup_data(Trainer *t) {
     if (t->train.fingerprint && t->val.fingerprint && t->train.fingerprint != t->val.fingerprint)
         die("--val '%s' was made with another tokenizer than --train '%s'\n"
             "why: their headers note different vocabularies, so the same id means different text in them\n"
-            "try: files of one run of data/tokenize for both", o->val, o->train);
+            "try: files of one run of data/tokenize for both",
+            o->val, o->train);
     uint64_t wanted = o->val_steps ? o->val_steps * VAL_STEP_SEQUENCES : t->val.samples_per_epoch;
     t->val_sequences = wanted < t->val.samples_per_epoch ? wanted : t->val.samples_per_epoch;
 }
@@ -234,16 +235,19 @@ static inline void setup_generator(Trainer *t) {
     g->prompt_tokens = bytes ? tokenizer_encode(&t->tokenizer, NULL, o->prompt, bytes, g->prompt) : 1;
     for (size_t i = 0; i < g->prompt_tokens; i++)
         if ((size_t)g->prompt[i] >= V)
-            die_usage("--prompt: token %zu has id %d, the model knows %zu ids\nwhy: --tokenizer '%s' is not the one the "
-                      "data was made with", i, g->prompt[i], V, o->tokenizer);
+            die_usage(
+                "--prompt: token %zu has id %d, the model knows %zu ids\nwhy: --tokenizer '%s' is not the one the "
+                "data was made with",
+                i, g->prompt[i], V, o->tokenizer);
     if (!g->length || !o->sample_every) {
         g->length = 0;
         return;
     }
     if (g->prompt_tokens + g->length > t->config.max_T && (options_given(o, OPTION_sample_length) || bytes))
-        die_usage("--sample-length %zu after a prompt of %zu tokens is longer than the model's %zu positions\n"
-                  "try: --max-seq %zu, or a shorter sample", g->length, g->prompt_tokens, t->config.max_T,
-                  g->prompt_tokens + g->length);
+        die_usage(
+            "--sample-length %zu after a prompt of %zu tokens is longer than the model's %zu positions\n"
+            "try: --max-seq %zu, or a shorter sample",
+            g->length, g->prompt_tokens, t->config.max_T, g->prompt_tokens + g->length);
     g->length = min_size(g->length, t->config.max_T - g->prompt_tokens);
     g->logits = (float *)checked_calloc(V, sizeof *g->logits, "logits of a sample");
     g->scratch = (SamplerCandidate *)checked_calloc(sampler_scratch_bytes(V), 1, "sampling");
@@ -310,8 +314,8 @@ static inline void print_plan(Trainer *t) {
            t->micro_batches, t->B, t->T, tokens_per_step, format_count(count, needed),
            needed / ((double)t->train.samples_per_epoch * (double)t->T));
     if (t->val_sequences)
-        printf("  validation over %llu sequences, the same %s tokens each time\n",
-               (unsigned long long)t->val_sequences, format_count(count, (double)t->val_sequences * (double)t->T));
+        printf("  validation over %llu sequences, the same %s tokens each time\n", (unsigned long long)t->val_sequences,
+               format_count(count, (double)t->val_sequences * (double)t->T));
     fflush(stdout);
     dataloader_require(&t->train, t->B, 1);
 }
@@ -325,16 +329,17 @@ static inline int state_is_broken(const Trainer *t) { return t->state.nonfinite_
 // Removes checkpoints that are no longer wanted. Called when a step from the newest one has been finite: weights can be
 // finite and every pass through them not, and then the older ones are the last good ones.
 static inline void rotate_checkpoints(Trainer *t) {
-    if (t->unrotated)
-        checkpoint_rotate(t->options.out, t->saved_step, t->options.keep, t->options.milestone_every);
+    if (t->unrotated) checkpoint_rotate(t->options.out, t->saved_step, t->options.keep, t->options.milestone_every);
     t->unrotated = 0;
 }
 
 // Remembers which checkpoint is the newest, and has a failing log say so.
 static inline void note_saved(Trainer *t) {
     t->saved_step = t->state.step;
-    snprintf(t->log.hint, sizeof t->log.hint, "\nwhy: the run ends, since nothing more could be saved\n"
-             "the last good checkpoint is step_%08llu, beside the log", (unsigned long long)t->saved_step);
+    snprintf(t->log.hint, sizeof t->log.hint,
+             "\nwhy: the run ends, since nothing more could be saved\n"
+             "the last good checkpoint is step_%08llu, beside the log",
+             (unsigned long long)t->saved_step);
 }
 
 // Saves the state after the current step and marks the best. A checkpoint that cannot be written ends the run: going on
@@ -363,11 +368,12 @@ static inline void resume_policy(Trainer *t) {
     uint64_t *saved = t->state.policy, now[3] = {BUILD_MODE, BUILD_MASTER_RULE, BUILD_MOMENTS_RULE};
     if (memcmp(saved, now, sizeof now) == 0) return;
     if (saved[0] < PRECISION_MODE_COUNT && saved[1] <= MASTER_RULE_NEAREST && saved[2] <= MOMENTS_RULE_BF16SR)
-        printf("  precision %s (master %s, moments %s) -> %s (%s, %s): weights and moments converted (changes what is "
-               "trained)\n",
-               precision_policy((PrecisionMode)saved[0], MASTER_RULE_FP32, MOMENTS_RULE_FP32).name,
-               master_rule_name((MasterRule)saved[1]), moments_rule_name((MomentsRule)saved[2]), build_policy().name,
-               master_rule_name(BUILD_MASTER_RULE), moments_rule_name(BUILD_MOMENTS_RULE));
+        printf(
+            "  precision %s (master %s, moments %s) -> %s (%s, %s): weights and moments converted (changes what is "
+            "trained)\n",
+            precision_policy((PrecisionMode)saved[0], MASTER_RULE_FP32, MOMENTS_RULE_FP32).name,
+            master_rule_name((MasterRule)saved[1]), moments_rule_name((MomentsRule)saved[2]), build_policy().name,
+            master_rule_name(BUILD_MASTER_RULE), moments_rule_name(BUILD_MOMENTS_RULE));
     memcpy(saved, now, sizeof now);
     if (!BUILD_LOSS_SCALING || t->state.scaler.scale < t->scaler.floor || t->state.scaler.scale > t->scaler.ceiling)
         t->state.scaler = precision_options_scaler(&t->options, &t->scaler);
@@ -401,8 +407,10 @@ static inline int resume(Trainer *t) {
     int code = checkpoint_latest(t->options.out, dir, &step, &message);
     if (!t->options.resume) {
         if (code == CHECKPOINT_OK)
-            die_usage("--out '%s' already holds a run, its newest checkpoint is %s\ntry: --resume to go on with it, or "
-                      "another --out", t->options.out, dir);
+            die_usage(
+                "--out '%s' already holds a run, its newest checkpoint is %s\ntry: --resume to go on with it, or "
+                "another --out",
+                t->options.out, dir);
         if (code != CHECKPOINT_NONE)
             die_usage("--out '%s' already holds checkpoints, though none to go on from\nwhy: %s\ntry: another --out",
                       t->options.out, message.text);
@@ -410,7 +418,8 @@ static inline int resume(Trainer *t) {
     }
     if (code == CHECKPOINT_NONE && path_join(dir, t->options.out, CHECKPOINT_MODEL) && access(dir, F_OK) == 0)
         die("--resume: '%s' has weights only, no optimizer state to go on with\ntry: --init '%s' with another --out "
-            "starts a new run from these weights", t->options.out, t->options.out);
+            "starts a new run from these weights",
+            t->options.out, t->options.out);
     if (code == CHECKPOINT_NONE) {
         printf("no checkpoint in '%s': starting from the beginning\n", t->options.out);
         return 0;
@@ -457,10 +466,13 @@ static inline void give_up(Trainer *t, const char *what) {
     if (keeps_files(t))
         checkpoint_latest_until(t->options.out, saved_broken ? broken_at - 1 : UINT64_MAX, dir, &step, &message);
     if (saved_broken)
-        snprintf(remove, sizeof remove, "\nstep_%08llu, saved just before it broke, leads here again: remove it to "
-                 "--resume from an earlier one", (unsigned long long)t->saved_step);
+        snprintf(remove, sizeof remove,
+                 "\nstep_%08llu, saved just before it broke, leads here again: remove it to "
+                 "--resume from an earlier one",
+                 (unsigned long long)t->saved_step);
     die("step %llu: %s%s%s\nlast good checkpoint: %s%s\ntry: a lower --lr, a longer --warmup, or other data from there",
-        (unsigned long long)t->state.step, what, t->where[0] ? ", first in " : "", t->where, dir[0] ? dir : "none", remove);
+        (unsigned long long)t->state.step, what, t->where[0] ? ", first in " : "", t->where, dir[0] ? dir : "none",
+        remove);
 }
 
 // The run ends where skipping cannot help any more.
@@ -471,8 +483,10 @@ static inline void give_up_if_stuck(Trainer *t) {
         give_up(t, isfinite(t->loss) ? "the gradients are not finite" : "the forward pass is not finite");
     if (s->skipped_in_row < t->options.max_skips) return;
     if (t->overflow)
-        snprintf(what, sizeof what, "the gradients overflowed %llu steps in a row, down to a loss scale of %g: a smaller "
-                 "scale cannot cure that", (unsigned long long)s->skipped_in_row, s->scaler.scale);
+        snprintf(what, sizeof what,
+                 "the gradients overflowed %llu steps in a row, down to a loss scale of %g: a smaller "
+                 "scale cannot cure that",
+                 (unsigned long long)s->skipped_in_row, s->scaler.scale);
     else
         snprintf(what, sizeof what, "%llu steps in a row were skipped as spikes: the loss has moved for good",
                  (unsigned long long)s->skipped_in_row);
@@ -645,7 +659,8 @@ static inline void setup(Trainer *t, int argc, char **argv) {
     setup_schedule(t);
     setup_generator(t);
     BatchShape shape = {t->B, t->T, (int)o->recompute};
-    model_plan(&t->model, &t->config, &shape, t->generator.length ? t->generator.prompt_tokens + t->generator.length : 0);
+    model_plan(&t->model, &t->config, &shape,
+               t->generator.length ? t->generator.prompt_tokens + t->generator.length : 0);
     LinearRecipe recipe = precision_options_recipe(o, t->config.L);
     model_set_recipe(&t->model, &recipe);
     print_plan(t);
@@ -683,8 +698,7 @@ static inline void start_weights(Trainer *t) {
     Message message;
     message_clear(&message);
     if (!t->options.init[0]) model_init_weights(&t->model, t->options.seed);
-    else if (init_weights_load(&t->init, &t->checkpointer, &message) != CHECKPOINT_OK)
-        die("--init: %s", message.text);
+    else if (init_weights_load(&t->init, &t->checkpointer, &message) != CHECKPOINT_OK) die("--init: %s", message.text);
 }
 
 // Memory, weights (fresh, --init, or --resume), log.
@@ -707,8 +721,7 @@ static inline void start(Trainer *t) {
     if (t->state.step > 0) model_begin_step(&t->model, t->state.step - 1);  // as a run that was not cut would be
     if (keeps_files(t)) start_log(t, options_json, resumed);
     else numerics_open(&t->numerics, NULL, o->numerics_every, BUILD_MASTER_RULE, 0, 0);  // warnings alone
-    progress_start(&t->progress, t->state.step, t->total_steps,
-                   (double)t->B * (double)t->T * (double)t->micro_batches);
+    progress_start(&t->progress, t->state.step, t->total_steps, (double)t->B * (double)t->T * (double)t->micro_batches);
     free(options_json);
 }
 

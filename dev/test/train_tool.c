@@ -77,9 +77,9 @@ static void same_log(char **argv, int argc) {
         RunRecord a = run_log_line_values(a_line, strlen(a_line)), b = run_log_line_values(b_line, strlen(b_line));
         if (a.step != step || b.step != step || a.tokens != b.tokens)
             die("line %llu is not of that step in both:\n%s\n%s", (unsigned long long)step, a_line, b_line);
-#define X(name)                                                                                              \
-    if (wanted(#name, argv + 2, argc - 2) &&                                                                 \
-        (a.has_##name != b.has_##name || (a.has_##name && memcmp(&a.name, &b.name, sizeof a.name) != 0)))    \
+#define X(name)                                                                                           \
+    if (wanted(#name, argv + 2, argc - 2) &&                                                              \
+        (a.has_##name != b.has_##name || (a.has_##name && memcmp(&a.name, &b.name, sizeof a.name) != 0))) \
         die("step %llu: %s differs:\n%s\n%s", (unsigned long long)step, #name, a_line, b_line);
         RUN_LOG_VALUES(X)
 #undef X
@@ -146,8 +146,8 @@ static void load_weights(Weights *w, const char *dir) {
     if (init_weights_open(&init, dir, &message) != CHECKPOINT_OK) die("%s", message.text);
     w->config = init.config;
     w->weights = (float *)checked_calloc(parameter_table(&w->config, w->table), sizeof(float), "weights");
-    CheckpointTensor *list = (CheckpointTensor *)checked_calloc(checkpoint_parameter_tensors(&w->config), sizeof *list,
-                                                                "a list");
+    CheckpointTensor *list =
+        (CheckpointTensor *)checked_calloc(checkpoint_parameter_tensors(&w->config), sizeof *list, "a list");
     size_t n = checkpoint_parameters(list, &w->config, w->weights, CHECKPOINT_IN_MODEL, "transformer.", ST_F32);
     checkpoint_open(&ck, NULL, &w->config, list, n, NULL);
     if (init_weights_load(&init, &ck, &message) != CHECKPOINT_OK) die("%s", message.text);
@@ -161,8 +161,14 @@ static void put_float(FILE *file, float value, int as_bf16, const char *path) {
 
 // llm.c's file: the parameters one after another, wte with its padding rows.
 static void write_bin(const Weights *w, const char *path, int version) {
-    int32_t header[256] = {20240326, version, (int32_t)w->config.max_T, (int32_t)w->config.V, (int32_t)w->config.L,
-                           (int32_t)w->config.NH, (int32_t)w->config.C, (int32_t)w->config.Vp};
+    int32_t header[256] = {20240326,
+                           version,
+                           (int32_t)w->config.max_T,
+                           (int32_t)w->config.V,
+                           (int32_t)w->config.L,
+                           (int32_t)w->config.NH,
+                           (int32_t)w->config.C,
+                           (int32_t)w->config.Vp};
     FILE *file = file_open(path, "w");
     file_write(file, header, sizeof header, path);
     for (size_t i = 0; i < GPT_PARAMETER_COUNT; i++)
@@ -190,15 +196,15 @@ static void write_hf(const Weights *w, const char *dir, int as_bf16, int with_na
     for (size_t i = 0; i < listed; i++) {
         size_t shape[2], bytes = list[i].rows * list[i].cols * size;
         int ndim = checkpoint_shape(&list[i], shape);
-        used += (size_t)snprintf(header + used, sizeof header - used, ",\"%s\":{\"dtype\":\"%s\",\"shape\":[%zu", list[i].name,
-                                 as_bf16 ? "BF16" : "F32", shape[0]);
+        used += (size_t)snprintf(header + used, sizeof header - used, ",\"%s\":{\"dtype\":\"%s\",\"shape\":[%zu",
+                                 list[i].name, as_bf16 ? "BF16" : "F32", shape[0]);
         if (ndim == 2) used += (size_t)snprintf(header + used, sizeof header - used, ",%zu", shape[1]);
         used += (size_t)snprintf(header + used, sizeof header - used, "],\"data_offsets\":[%zu,%zu]}", at, at + bytes);
         at += bytes;
     }
     used += (size_t)snprintf(header + used, sizeof header - used,
-                             ",\"h.0.attn.bias\":{\"dtype\":\"U8\",\"shape\":[1,1,2,2],\"data_offsets\":[%zu,%zu]}}", at,
-                             at + 4);
+                             ",\"h.0.attn.bias\":{\"dtype\":\"U8\",\"shape\":[1,1,2,2],\"data_offsets\":[%zu,%zu]}}",
+                             at, at + 4);
     while (used % 8) header[used++] = ' ';
     uint64_t header_bytes = used;
     path_join(path, dir, CHECKPOINT_MODEL);

@@ -124,7 +124,9 @@ refuses "an option that does not exist" 2 "there is no option --step" compare --
 refuses "an option without a value" 2 "--steps needs a value" compare --steps
 refuses "steps that are none" 2 "'many' is not a whole number" compare --steps many
 
-export COMPARE_BUILDS="$dir/build" CFLAGS=-O1
+# What this make was told is not for the builds below.
+unset MAKEFLAGS MFLAGS PRECISION MASTER MOMENTS SANITIZE
+export COMPARE_BUILDS="$dir/build" CFLAGS=-O1 DEVICE=cpu
 export BUILD="${BUILD:-build/cpu-fp32}"
 cat README.md Makefile llmc/utils.h >"$dir/text"
 "$BUILD/tokenize" --tokenizer byte --val-fraction 0.2 --out "$dir/data" "$dir/text" >/dev/null || exit 1

@@ -7,14 +7,18 @@
 # ---------------------------------------------------------------------------------------------------------------
 # What can be set on the command line
 
-DEVICE    ?= cpu
-PRECISION ?= fp32
+CUDA_HOME ?= $(firstword $(wildcard /usr/local/cuda /opt/cuda))
+ifeq ($(origin NVCC),undefined)
+NVCC := $(or $(shell command -v nvcc 2>/dev/null),$(wildcard $(CUDA_HOME)/bin/nvcc))
+endif
+HAVE_GPU  := $(if $(NVCC),$(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -q '^GPU' && echo yes))
+DEVICE    ?= $(if $(HAVE_GPU),cuda,cpu)
+PRECISION ?= $(if $(filter cuda,$(DEVICE)),bf16,fp32)
 MASTER    ?= fp32
 MOMENTS   ?= fp32
 OPENMP    ?= auto
 PCRE2     ?= auto
 SANITIZE  ?= 0
-NVCC      ?= nvcc
 CUDA_ARCH ?=
 TESTS     ?=
 DEMOS     ?=
@@ -45,13 +49,19 @@ COMPILES := $(filter-out help clean format check-headers,$(GOALS))
 # ---------------------------------------------------------------------------------------------------------------
 # Which configuration
 
-DEVICES    := cpu
+DEVICES    := cpu emu cuda
 PRECISIONS := fp32 tf32 bf16 fp16 fp8-delayed fp8-current fp8-row fp8-block mxfp8 nvfp4
 MASTERS    := fp32 kahan stochastic nearest
 MOMENTSES  := fp32 bf16 bf16sr
 one_of = $(if $(and $(filter 1,$(words $(2))),$(filter $(3),$(2))),,$(error $(1)=$(2) is not one of: $(3)))
 $(call one_of,DEVICE,$(DEVICE),$(DEVICES))
 $(call one_of,PRECISION,$(PRECISION),$(PRECISIONS))
+GPU_PRECISIONS := fp32 tf32 bf16 fp16
+ifneq ($(DEVICE),cpu)
+ifeq ($(filter $(PRECISION),$(GPU_PRECISIONS)),)
+$(error PRECISION=$(PRECISION) is for DEVICE=cpu; DEVICE=$(DEVICE) has: $(GPU_PRECISIONS))
+endif
+endif
 $(call one_of,MASTER,$(MASTER),$(MASTERS))
 $(call one_of,MOMENTS,$(MOMENTS),$(MOMENTSES))
 ifneq ($(MASTER),fp32)
@@ -114,6 +124,23 @@ endif
 # The C++ compiler takes the C compiler's flags, so a pair of one maker is wanted (above); without one, no emulator.
 HAVE_CXX := $(shell printf 'int main() { return 0; }\n' | $(CXX) $(OPENMP_FLAGS) -std=gnu++17 -x c++ - -o /dev/null 2>/dev/null && echo yes)
 
+ifneq ($(filter-out cpu,$(DEVICE)),)
+ifeq ($(HAVE_CXX),)
+$(error DEVICE=$(DEVICE) needs a C++ compiler, and CXX=$(CXX) cannot build a C++17 program (Debian, Ubuntu: apt-get install g++))
+endif
+endif
+ifneq ($(filter cuda,$(DEVICE))$(filter cuda-check,$(GOALS)),)
+ifeq ($(NVCC),)
+$(error no nvcc in PATH, nor in CUDA_HOME=$(or $(CUDA_HOME),/usr/local/cuda): name the toolkit's folder with CUDA_HOME=, or build without a GPU: DEVICE=cpu, DEVICE=emu)
+endif
+ifeq ($(wildcard $(CUDA_HOME)/include/cublasLt.h $(dir $(NVCC))../include/cublasLt.h),)
+$(error the toolkit of $(NVCC) has no cublasLt.h: install its cuBLAS package, or name another toolkit with CUDA_HOME=)
+endif
+endif
+
+# GCC sees uninitialised values in kernels whose loops are unrolled as one.
+EMU_QUIET := $(if $(shell printf 'int main() { return 0; }\n' | $(CXX) -Werror -Wmaybe-uninitialized -x c++ - -o /dev/null 2>/dev/null && echo yes),-Wno-maybe-uninitialized)
+
 ifeq ($(SANITIZE),1)
 SANITIZE_FLAGS := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 ifneq ($(call try_build,$(EMPTY_PROGRAM),$(SANITIZE_FLAGS)),yes)
@@ -145,7 +172,7 @@ $(info $(NAME): $(COMPILER) $(CFLAGS), OpenMP $(if $(OPENMP_FLAGS),yes,no), PCRE
 endif
 
 # Rewritten only when compiler or flags differ from those of the last build in this folder; every program needs it.
-export BUILD_STAMP := $(COMPILER) $(CXX) $(ALL_FLAGS) $(ALL_LIBS)
+export BUILD_STAMP := $(COMPILER) $(CXX) $(ALL_FLAGS) $(ALL_LIBS) $(if $(filter cuda,$(DEVICE)),$(NVCC) $(CUDA_ARCH))
 $(B)/flags: FORCE
 	@mkdir -p $(B)
 	@[ "$$(cat $@ 2>/dev/null)" = "$$BUILD_STAMP" ] || printf '%s\n' "$$BUILD_STAMP" > $@
@@ -172,7 +199,6 @@ $(B)/%: dev/bench/%.c $(B)/flags
 $(B)/%: dev/demos/%.c $(B)/flags
 	$(BUILD_PROGRAM)
 # Where the CUDA toolkit's headers are, the exhaustive comparison is with their conversions too; they want C++.
-CUDA_HOME ?= /usr/local/cuda
 CUDA_FP4  := $(wildcard $(CUDA_HOME)/include/cuda_fp4.h)
 ifneq ($(and $(CUDA_FP4),$(shell command -v $(CXX) 2>/dev/null)),)
 $(B)/exhaustive_formats: dev/test/exhaustive_formats.c $(B)/flags
@@ -183,12 +209,34 @@ endif
 # .cu files as C++ against dev/emu, a CUDA runtime for the CPU: no toolkit, only the C++ compiler.
 EMU_TESTS   := $(basename $(notdir $(wildcard dev/emu/test_*.cu)))
 EMU_OBJECTS := $(patsubst dev/emu/%.cpp,$(B)/emu/%.o,$(wildcard dev/emu/*.cpp))
-EMU_FLAGS    = -std=gnu++17 $(filter-out -std=%,$(ALL_FLAGS)) -DEMU -Idev/emu -Wno-unknown-pragmas
+EMU_FLAGS    = -std=gnu++17 $(filter-out -std=%,$(ALL_FLAGS)) -DEMU -Idev/emu -Wno-unknown-pragmas $(EMU_QUIET)
+BUILD_EMU    = $(CXX) $(EMU_FLAGS) -MMD -MP -MF $@.d -MT $@ -o $@ -x c++ $< -x none $(EMU_OBJECTS) $(ALL_LIBS)
 $(EMU_OBJECTS): $(B)/emu/%.o: dev/emu/%.cpp $(B)/flags
 	@mkdir -p $(B)/emu
 	$(CXX) $(EMU_FLAGS) -MMD -MP -MF $@.d -MT $@ -c -o $@ $<
 $(addprefix $(B)/,$(EMU_TESTS)): $(B)/%: dev/emu/%.cu $(EMU_OBJECTS) $(B)/flags
-	$(CXX) $(EMU_FLAGS) -MMD -MP -MF $@.d -MT $@ -o $@ -x c++ $< -x none $(EMU_OBJECTS) $(ALL_LIBS)
+	$(BUILD_EMU)
+
+# The trainer for this device, and its test. With nvcc: SASS for each CUDA_ARCH (say "90a", or "80 90a"), PTX of the
+# first; without CUDA_ARCH for the GPU that is here, or for the list below. Never --use_fast_math.
+EMPTY :=
+COMMA := ,
+CUDA_ARCHS     := 80 89 90a 100a 120a
+NVCC_ARCH      := $(or $(CUDA_ARCH),$(if $(HAVE_GPU),,$(CUDA_ARCHS)))
+NVCC_TARGETS   := $(if $(NVCC_ARCH),$(foreach arch,$(NVCC_ARCH),-gencode arch=compute_$(arch),code=sm_$(arch)) \
+                    -gencode arch=compute_$(firstword $(NVCC_ARCH))$(COMMA)code=compute_$(firstword $(NVCC_ARCH)),-arch=native)
+NVCC_HOST       = $(subst $(EMPTY) ,$(COMMA),$(strip $(filter-out -std=% -I% -D% -Wextra -Wall -Werror,$(ALL_FLAGS))))
+NVCC_FLAGS      = -std=c++17 -O3 -I. $(filter -D%,$(ALL_FLAGS)) -Werror all-warnings --diag-suppress 1675 -Xcompiler=$(NVCC_HOST) -ccbin $(CXX) \
+                  $(NVCC_TARGETS)
+BUILD_CUDA      = $(NVCC) $(NVCC_FLAGS) -MMD -MP -MF $@.d -MT $@ -o $@ $< $(LDFLAGS) -lcublasLt $(PCRE2_LIBS)
+GPU_PROGRAMS   := $(addprefix $(B)/,$(basename $(wildcard *_gpt.cu)))
+ifeq ($(DEVICE),emu)
+$(GPU_PROGRAMS): $(B)/%: %.cu $(EMU_OBJECTS) $(B)/flags
+	$(BUILD_EMU)
+else ifeq ($(DEVICE),cuda)
+$(GPU_PROGRAMS): $(B)/%: %.cu $(B)/flags
+	$(BUILD_CUDA)
+endif
 -include $(wildcard $(B)/*.d $(B)/emu/*.d)
 
 .PHONY: all train_gpt tokenize test_gpt data run test test-emu test-exhaustive bench demos check-headers format clean help
@@ -232,14 +280,29 @@ RUN_UNIT  := $(addprefix $(B)/,$(call wanted,$(UNIT_TESTS) $(MODEL_TEST)))
 RUN_SHELL := $(call wanted,$(SHELL_TESTS))
 RUN_EMU   := $(if $(HAVE_CXX),$(addprefix $(B)/,$(call wanted,$(EMU_TESTS))))
 NO_EMU    := $(if $(HAVE_CXX),,echo "skip  emulator: $(CXX) cannot build a C++17 program (Debian, Ubuntu: apt-get install g++)")
-test: $(if $(strip $(RUN_SHELL)),$(PROGRAMS)) $(RUN_UNIT) $(RUN_EMU)
-	@$(NO_EMU)
-	@BUILD=$(B) sh dev/test/run.sh $(RUN_UNIT) $(RUN_EMU) $(RUN_SHELL)
 
-# The emulator's own tests.
-test-emu: $(if $(HAVE_CXX),$(addprefix $(B)/,$(EMU_TESTS)))
+# test_gpt.cu on the emulator, part of the CPU build's tests: in each precision; with sanitizers in bf16 alone. What
+# test_emu_schedules.sh runs is built with it. Each configuration is this Makefile's own, optimised enough.
+EMU_CONFIGS := $(if $(filter 1,$(SANITIZE)),bf16-sanitize,$(GPU_PRECISIONS))
+EMU_MODELS  := $(if $(HAVE_CXX),$(patsubst %,build/emulated/test_gpt_%,$(EMU_CONFIGS)))
+RUN_MODELS  := $(if $(filter cpu,$(DEVICE)),$(if $(TESTS),$(filter $(addprefix %/test_,$(TESTS)),$(EMU_MODELS)),$(EMU_MODELS)))
+SCHEDULED   := $(if $(and $(HAVE_CXX),$(filter %test_emu_schedules.sh,$(RUN_SHELL)),$(filter 0,$(SANITIZE))), \
+                 $(patsubst %,build/emulated/test_gpt_%,bf16 fp32 bf16-sanitize))
+build/emulated/test_gpt_%: FORCE
+	@mkdir -p build/emulated
+	@$(MAKE) --no-print-directory DEVICE=emu PRECISION=$(subst -sanitize,,$*) SANITIZE=$(if $(findstring sanitize,$*),1,0) \
+	    MASTER=fp32 MOMENTS=fp32 CFLAGS="$(if $(findstring sanitize,$*),-O1 -g,-O1 $(NATIVE))" TESTS= \
+	    build/emu-$*/test_gpt
+	@ln -sfn ../emu-$*/test_gpt $@
+
+test: $(if $(strip $(RUN_SHELL)),$(PROGRAMS)) $(RUN_UNIT) $(RUN_EMU) $(RUN_MODELS) $(SCHEDULED)
 	@$(NO_EMU)
-	@$(if $(HAVE_CXX),BUILD=$(B) sh dev/test/run.sh $^)
+	@BUILD=$(B) sh dev/test/run.sh $(RUN_UNIT) $(RUN_EMU) $(RUN_MODELS) $(RUN_SHELL)
+
+# The emulator's own tests, then the GPU trainer's on it.
+test-emu: $(if $(HAVE_CXX),$(addprefix $(B)/,$(EMU_TESTS)) $(EMU_MODELS) $(SCHEDULED))
+	@$(NO_EMU)
+	@$(if $(HAVE_CXX),BUILD=$(B) sh dev/test/run.sh $(addprefix $(B)/,$(EMU_TESTS)) $(EMU_MODELS) dev/test/test_emu_schedules.sh)
 
 test-exhaustive: $(addprefix $(B)/,$(EXHAUSTIVE))
 	@TEST_TIMEOUT=36000 sh dev/test/run.sh $^
@@ -266,7 +329,7 @@ Targets
   all            ./train_gpt and data/tokenize (the default)
   run            build, make the embedded dataset, train on it for about a minute, sample, plot
   test           every unit test, then every shell test; ends with 'N passed, N failed'
-  test-emu       the tests of dev/emu, the CUDA runtime for the CPU (part of `test`)
+  test-emu       the tests of dev/emu, the CUDA runtime for the CPU, and of the GPU trainer on it (part of `test`)
   test-exhaustive  what takes minutes: every fast number conversion on all 2^32 floats
   test_gpt       build ./test_gpt, the trainer against reference numbers
   data           the embedded dataset, data/self_train_000000.bin and data/self_val_000000.bin

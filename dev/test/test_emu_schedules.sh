@@ -1,0 +1,57 @@
+#!/bin/sh
+# The GPU trainer on the emulator with the threads of a block, and blocks, in other orders: a forward and backward pass
+# must be right and have the same bits in each. Also as other GPUs, and with a GPU that is too small.
+#
+#   make test-emu        builds what this runs
+
+cd "$(dirname "$0")/../.." || exit 1
+passed=0 failed=0 skipped=0
+dir=$(mktemp -d "${TMPDIR:-/tmp}/train_gpt_emu.XXXXXX") || exit 1
+trap 'rm -rf "$dir"' EXIT
+
+result() {
+    if [ "$1" -eq 0 ]; then
+        passed=$((passed + 1))
+        echo "ok    $2"
+    else
+        failed=$((failed + 1))
+        echo "FAIL  $2"
+        sed 's/^/    /' "$dir/out"
+    fi
+}
+
+case $BUILD in *-sanitize*) # there the models' tests are themselves sanitized
+    echo "skip  schedules: run by the build without sanitizers"
+    echo "0 passed, 0 failed, 1 skipped"
+    exit ;;
+esac
+if [ -x build/emulated/test_gpt_bf16-sanitize ]; then
+    build/emulated/test_gpt_bf16-sanitize quick >"$dir/out" 2>&1
+    result $? "bf16 with sanitizers"
+else
+    skipped=$((skipped + 1))
+    echo "skip  sanitizers: build/emulated/test_gpt_bf16-sanitize is not built"
+fi
+for precision in bf16 fp32; do
+    program=build/emulated/test_gpt_$precision
+    if [ ! -x "$program" ]; then
+        skipped=$((skipped + 1))
+        echo "skip  $program is not built (no C++ compiler, or a build with sanitizers)"
+        continue
+    fi
+    EMU_SCHEDULE=0 "$program" quick >"$dir/first" 2>&1
+    cp "$dir/first" "$dir/out"
+    result $? "$precision in ascending order"
+    grep digest "$dir/first" >"$dir/want"
+    for seed in 1 2 3 4 5; do
+        EMU_SCHEDULE=$seed "$program" quick >"$dir/out" 2>&1 && grep digest "$dir/out" | cmp -s - "$dir/want"
+        result $? "$precision with schedule $seed: right, and the same bits"
+    done
+    EMU_CC=120 "$program" quick >"$dir/out" 2>&1
+    result $? "$precision as compute capability 12.0, whose blocks have less shared memory"
+    EMU_MEM_MB=1 "$program" quick >"$dir/out" 2>&1
+    [ $? -eq 1 ] && grep -q "out of GPU memory: the arena '" "$dir/out" && grep -q 'more than is free' "$dir/out"
+    result $? "$precision with 1 MB of device memory: the arena and what is missing are named"
+done
+echo "$passed passed, $failed failed, $skipped skipped"
+[ "$failed" -eq 0 ]

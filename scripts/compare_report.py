@@ -411,7 +411,7 @@ body{font:15px/1.5 system-ui,sans-serif;color:#222;background:#fff;max-width:108
 h1{font-size:1.6em}h2{font-size:1.2em;margin-top:2.2em}
 table{border-collapse:collapse;font-size:13px;width:100%%}
 th,td{padding:4px 8px;text-align:right;border-bottom:1px solid #e4e4e0;font-variant-numeric:tabular-nums}
-th{font-weight:600;vertical-align:bottom}th:first-child,td:first-child,td:last-child,th:last-child{text-align:left}
+td:first-child{white-space:nowrap}th{font-weight:600;vertical-align:bottom}th:first-child,td:first-child,td:last-child,th:last-child{text-align:left}
 svg{width:100%%;height:auto;font:12px system-ui,sans-serif;fill:#222}
 svg .grid{stroke:#e8e8e4}svg .zero{stroke:#999}svg .band{fill:#000;opacity:.07}
 svg polyline{fill:none;stroke-width:1.7}svg .key line{stroke-width:2.5}svg .key{cursor:pointer}

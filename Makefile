@@ -239,7 +239,7 @@ $(GPU_PROGRAMS): $(B)/%: %.cu $(B)/flags
 endif
 -include $(wildcard $(B)/*.d $(B)/emu/*.d)
 
-.PHONY: all train_gpt tokenize test_gpt data run test test-emu test-exhaustive bench demos check-headers format clean help
+.PHONY: all train_gpt tokenize test_gpt data run test test-emu cuda-check test-exhaustive bench demos check-headers format clean help
 all: $(PROGRAMS)
 
 # The links point at the configuration asked for last.
@@ -284,7 +284,7 @@ NO_EMU    := $(if $(HAVE_CXX),,echo "skip  emulator: $(CXX) cannot build a C++17
 # test_gpt.cu on the emulator, part of the CPU build's tests: in each precision; with sanitizers in bf16 alone. What
 # test_emu_schedules.sh runs is built with it. Each configuration is this Makefile's own, optimised enough.
 EMU_CONFIGS := $(if $(filter 1,$(SANITIZE)),bf16-sanitize,$(GPU_PRECISIONS))
-EMU_MODELS  := $(if $(HAVE_CXX),$(patsubst %,build/emulated/test_gpt_%,$(EMU_CONFIGS)))
+EMU_MODELS  := $(if $(and $(HAVE_CXX),$(wildcard test_gpt.cu)),$(patsubst %,build/emulated/test_gpt_%,$(EMU_CONFIGS)))
 RUN_MODELS  := $(if $(filter cpu,$(DEVICE)),$(if $(TESTS),$(filter $(addprefix %/test_,$(TESTS)),$(EMU_MODELS)),$(EMU_MODELS)))
 SCHEDULED   := $(if $(and $(HAVE_CXX),$(filter %test_emu_schedules.sh,$(RUN_SHELL)),$(filter 0,$(SANITIZE))), \
                  $(patsubst %,build/emulated/test_gpt_%,bf16 fp32 bf16-sanitize))
@@ -303,6 +303,11 @@ test: $(if $(strip $(RUN_SHELL)),$(PROGRAMS)) $(RUN_UNIT) $(RUN_EMU) $(RUN_MODEL
 test-emu: $(if $(HAVE_CXX),$(addprefix $(B)/,$(EMU_TESTS)) $(EMU_MODELS) $(SCHEDULED))
 	@$(NO_EMU)
 	@$(if $(HAVE_CXX),BUILD=$(B) sh dev/test/run.sh $(addprefix $(B)/,$(EMU_TESTS)) $(EMU_MODELS) dev/test/test_emu_schedules.sh)
+
+# Every .cu file with nvcc for each architecture, and what its kernels take.
+cuda-check:
+	@NVCC="$(NVCC)" CXX="$(CXX)" CUDA_ARCHS="$(or $(CUDA_ARCH),$(CUDA_ARCHS))" PCRE2_FLAGS="$(PCRE2_FLAGS)" \
+	    PCRE2_LIBS="$(PCRE2_LIBS)" sh scripts/cuda_check.sh
 
 test-exhaustive: $(addprefix $(B)/,$(EXHAUSTIVE))
 	@TEST_TIMEOUT=36000 sh dev/test/run.sh $^
@@ -330,6 +335,8 @@ Targets
   run            build, make the embedded dataset, train on it for about a minute, sample, plot
   test           every unit test, then every shell test; ends with 'N passed, N failed'
   test-emu       the tests of dev/emu, the CUDA runtime for the CPU, and of the GPU trainer on it (part of `test`)
+  cuda-check     compile every .cu file with nvcc for each architecture; registers, shared memory and spills of each
+                 kernel; fails on warnings and on spills in hot kernels
   test-exhaustive  what takes minutes: every fast number conversion on all 2^32 floats
   test_gpt       build ./test_gpt, the trainer against reference numbers
   data           the embedded dataset, data/self_train_000000.bin and data/self_val_000000.bin
@@ -345,6 +352,8 @@ Variables (now)
   MASTER=$(MASTER)       one of: $(MASTERS); all but fp32 keep bf16 weights only (nearest: a negative control)
   MOMENTS=$(MOMENTS)      one of: $(MOMENTSES); how AdamW's moments are stored
   CC=$(CC) CXX=$(CXX)   compilers
+  CUDA_HOME=$(CUDA_HOME) NVCC=$(NVCC)   for DEVICE=cuda; CUDA_ARCH="90a": targets (default: the GPU that is
+                    here, else $(CUDA_ARCHS), with PTX)
   CFLAGS=...        replaces -O3 -march=native; what the numbers rely on is added to it
   OPENMP=$(OPENMP) PCRE2=$(PCRE2)   auto: use if found; 1: stop if missing; 0: do without
   SANITIZE=$(SANITIZE)        1: address and undefined-behaviour sanitizers, in a build folder of their own

@@ -3,7 +3,7 @@
 // Three families behind attention_forward and attention_backward:
 //   16-bit storage, HS % 8 == 0, HS <= 128:  flash attention on tensor cores by mma.sync (this file), made for head
 //     sizes 64 and 128; others run in tiles padded with zeros to 32, 64 or 128 columns.
-//   fp32 (and tf32) storage, other head sizes up to 256:  flash attention in plain fp32 arithmetic, attention_plain.cuh.
+//   fp32 (and tf32) storage, other head sizes up to 256:  flash attention in fp32 arithmetic, attention_plain.cuh.
 //   one query against a cache:  attention_decode.
 // q, k, v are read straight from the (B, T, 3C) rows of the GEMM, so there are no permute kernels.
 //
@@ -15,17 +15,21 @@
 //   forward   128 queries x 64 keys, 4 warps of 32 queries: 4 products a load at HS 64 (q stays in registers), 3.2 at
 //             128. 16 queries a warp would get 2 and wait for shared memory. Two blocks an SM overlap one's exps with
 //             the other's products. A warp leaves out the half of the diagonal block it cannot see.
-//   backward  128 keys x 32 queries, 4 warps of 32 keys (HS 128: 8 warps of 16), in S^T = K Q^T, whose accumulators are
-//             the A operands of dV and dK as they stand; only dS passes through shared memory, once, for dQ.
+//   backward  128 keys x 32 queries, 4 warps of 32 keys (HS 128: 128 x 64, 8 warps of 16), in S^T = K Q^T, whose
+//             accumulators are the A operands of dV and dK as they stand; only dS passes through shared memory, once,
+//             for dQ. 160 products to 76 loads and stores (HS 128: 320 to 180): bound by shared memory, at 2.1 and 1.8.
+// Both want all 255 registers, and two blocks an SM (HS 128 backward: one block of 8 warps) is what 255 leave. ptxas
+// for sm_80 to sm_120a spills nothing at HS 64 nor in any backward kernel; a word or two in some forward kernels of 128
+// columns. Shared memory: forward 48 KB (HS 128: 96), backward 57 KB (145; 69 for cards with 99 KB).
 //
 // Order of sums in the backward pass, without atomics. dK and dV live in registers while a block walks the queries of
 // its keys. dQ gets a contribution from every key block. Either a second kernel recomputes S and dP by query blocks:
 // 7 products instead of 5, 40 % more of a kernel that is bound by them (+6.8 ms of a 97 ms step of d12 on H100). Or one
 // block owns a head and walks its key blocks in ascending order, adding to dQ in fp32 in global memory by plain
 // read-add-write: same order every time. A query row of T=1024, HS=64 then moves 3.5 x 512 B of dQ and 4.5 x 256 B of q
-// and dout: with k, v, dk, dv 3.0 GB a layer at B=64 if the L2 caught none of it, 1.0 ms at 3 TB/s beside 1.4 ms of
-// products at 181 TFLOP/s. So the latter, with the old dQ loaded a phase before it is added to. The last key block a
-// query sees is its diagonal one, which stores dQ rounded and scaled: no convert kernel.
+// and dout: with k, v and the results 2.8 GB a layer at B=64 if the L2 caught none of it, 0.9 ms at 3 TB/s beside
+// 1.4 ms of products at 181 TFLOP/s. So the latter, with the old dQ loaded a phase before it is added to. The last key
+// block a query sees is its diagonal one, which stores dQ rounded and scaled: no convert kernel.
 // Few heads would leave SMs idle: up to ATT_SPLITS_TARGET / heads blocks then share a head (key blocks s, s + splits,
 // ..), each with its own fp32 dQ, added in order by one more kernel. Splits depend on the shape alone.
 #ifndef LLMC_ATTENTION_CUH
@@ -56,8 +60,8 @@ __device__ __forceinline__ int att_at(int row, int col) {
     return row * W + (((col >> 3) ^ permute) << 3);
 }
 
-// The same for (row + rows, col + cols), rows a multiple of 8, cols of 16 (of 8 if col is of 16): of what depends on the
-// lane, only one exclusive or per 16 columns of 64 is left to compute; the rest is in the instruction's offset.
+// The same for (row + rows, col + cols), rows a multiple of 8, cols of 16 (of 8 if col is of 16): of what depends on
+// the lane, only one exclusive or per 16 columns of 64 is left to compute; the rest is in the instruction's offset.
 template <int W>
 __device__ __forceinline__ int att_at_plus(int row, int col, int rows, int cols) {
     constexpr int PERMUTED = W % 64 == 0 ? 64 : 32;
@@ -131,8 +135,8 @@ __device__ __forceinline__ void att_store_rows(E *out, size_t stride, E *tile, c
         for (int n = 0; n < W / 8; n++)
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                const uint32_t pair = pack_pair<E>(acc[m][n][2 * half] * scale[m][half],
-                                                   acc[m][n][2 * half + 1] * scale[m][half]);
+                const uint32_t pair =
+                    pack_pair<E>(acc[m][n][2 * half] * scale[m][half], acc[m][n][2 * half + 1] * scale[m][half]);
                 E *to = tile + row * W + lane % 4 * 2 + att_at_plus<W>(lane / 4, 0, m * 16 + half * 8, n * 8);
                 *reinterpret_cast<uint32_t *>(to) = pair;
             }
@@ -176,9 +180,9 @@ struct AttForwardState {
 // One 64-key block. `offset`: this warp's first query minus the block's first key; on the DIAGONAL, 0 or 32: the block
 // then ends, for this warp, at key offset + 31. `q` is used if Q_IN_REGISTERS, else the warp's rows q_tile.
 template <bool DIAGONAL, bool Q_IN_REGISTERS, typename E, int W>
-__device__ __forceinline__ void att_forward_step(AttForwardState<E, W> &state, const uint32_t (&q)[ATT_FWD_MT][W / 16][4],
-                                                 const E *q_tile, const E *k, const E *v, int offset,
-                                                 float scale_log2) {
+__device__ __forceinline__ void att_forward_step(AttForwardState<E, W> &state,
+                                                 const uint32_t (&q)[ATT_FWD_MT][W / 16][4], const E *q_tile,
+                                                 const E *k, const E *v, int offset, float scale_log2) {
     const int lane = threadIdx.x % WARP_SIZE;
     const int keys = DIAGONAL ? min(offset + 16 * ATT_FWD_MT, ATT_FWD_KEYS) : ATT_FWD_KEYS;
     const int distance = lane % 4 * 2 - lane / 4 - offset;  // key minus query of element 0
@@ -250,8 +254,7 @@ __device__ __forceinline__ void att_forward_step(AttForwardState<E, W> &state, c
             uint32_t b[4];
             att_load_b_kn<W>(b, v, key, d);
 #pragma unroll
-            for (int m = 0; m < ATT_FWD_MT; m++)
-                att_mma_pair<E>(state.acc[m][d / 8], state.acc[m][d / 8 + 1], p[m], b);
+            for (int m = 0; m < ATT_FWD_MT; m++) att_mma_pair<E>(state.acc[m][d / 8], state.acc[m][d / 8 + 1], p[m], b);
         }
     }
 }
@@ -321,7 +324,9 @@ static __global__ void __launch_bounds__(ATT_FWD_WARPS *WARP_SIZE, 2)
         const int offset = first + row - key;
         if (offset > -16 * ATT_FWD_MT)
             att_forward_step<decltype(diagonal)::value, Q_IN_REGISTERS>(state, q, q_tile + row * W,
-                k_tiles + stage * ATT_FWD_KEYS * W, v_tiles + stage * ATT_FWD_KEYS * W, offset, shape.scale_log2);
+                                                                        k_tiles + stage * ATT_FWD_KEYS * W,
+                                                                        v_tiles + stage * ATT_FWD_KEYS * W, offset,
+                                                                        shape.scale_log2);
     };
     int key = 0;
     for (; key < first; key += ATT_FWD_KEYS) step(key, AttBool<false>());
@@ -342,8 +347,8 @@ static __global__ void __launch_bounds__(ATT_FWD_WARPS *WARP_SIZE, 2)
             if (lane % 4 == 0 && t < T) lse[(size_t)head_ix * T + t] = state.max[m][half] * shape.scale + logf(sum);
         }
     __syncwarp();  // the warp's rows of q become its rows of out
-    att_store_rows<W, ATT_FWD_MT>(out + (head.token0 + first) * shape.C + head.column, shape.C, q_tile, state.acc, inverse, row,
-                                  T - first, HS);
+    att_store_rows<W, ATT_FWD_MT>(out + (head.token0 + first) * shape.C + head.column, shape.C, q_tile, state.acc,
+                                  inverse, row, T - first, HS);
 }
 
 // ----------------------------------------------------------------------------------------------------------------
@@ -367,7 +372,8 @@ struct AttBackwardTile {
 // as it is. (Masked afterwards, the kernel needs more registers.) `offset`: first query minus first key.
 template <typename Tile>
 __device__ __forceinline__ void att_backward_mask(float (&s)[Tile::MT][Tile::QUERIES / 8][4], int offset) {
-    const int lane = att_opaque(threadIdx.x % WARP_SIZE), distance = lane / 4 - lane % 4 * 2 - offset;  // key - query, element 0
+    const int lane = att_opaque(threadIdx.x % WARP_SIZE),
+              distance = lane / 4 - lane % 4 * 2 - offset;  // key - query, element 0
 #pragma unroll
     for (int m = 0; m < Tile::MT; m++)
 #pragma unroll
@@ -462,8 +468,8 @@ __device__ __forceinline__ int att_dq_col(void) {
 
 // The sums so far, from dq (rows HS wide, the tile's first row), or 0. Called well before they are needed.
 template <typename Tile>
-__device__ __forceinline__ void att_load_dq(float2 (&old)[2 * Tile::DQ_MT][Tile::DQ_NT], const float *dq, bool first_visit,
-                                            int rows, int HS) {
+__device__ __forceinline__ void att_load_dq(float2 (&old)[2 * Tile::DQ_MT][Tile::DQ_NT], const float *dq,
+                                            bool first_visit, int rows, int HS) {
     const int row = att_dq_row<Tile>(), col = att_dq_col<Tile>();
     const float *from = dq + att_opaque(row * HS + col);
     if (first_visit) rows = 0;
@@ -488,7 +494,8 @@ __device__ __forceinline__ void att_backward_dq(float2 (&sum)[2 * Tile::DQ_MT][T
     for (int key = 0; key < keys; key += 16) {
         uint32_t a[Tile::DQ_MT][4];
 #pragma unroll
-        for (int m = 0; m < Tile::DQ_MT; m++) att_load_a_km<Tile::QUERIES>(a[m], ds_tile + key * Tile::QUERIES, 0, q0 + m * 16, lane);
+        for (int m = 0; m < Tile::DQ_MT; m++)
+            att_load_a_km<Tile::QUERIES>(a[m], ds_tile + key * Tile::QUERIES, 0, q0 + m * 16, lane);
 #pragma unroll
         for (int n = 0; n < Tile::DQ_COLS; n += 16) {
             uint32_t b[4];
@@ -508,18 +515,21 @@ __device__ __forceinline__ void att_backward_dq(float2 (&sum)[2 * Tile::DQ_MT][T
 
 // The sums to dq as they are, or (`final`) scaled and rounded to rows `stride` apart.
 template <typename Tile>
-__device__ __forceinline__ void att_store_dq(float *dq, const float2 (&sum)[2 * Tile::DQ_MT][Tile::DQ_NT], int rows, int HS) {
+__device__ __forceinline__ void att_store_dq(float *dq, const float2 (&sum)[2 * Tile::DQ_MT][Tile::DQ_NT], int rows,
+                                             int HS) {
     const int row = att_dq_row<Tile>(), col = att_dq_col<Tile>();
     float *to = dq + att_opaque(row * HS + col);
 #pragma unroll
     for (int i = 0; i < 2 * Tile::DQ_MT; i++)
 #pragma unroll
         for (int n = 0; n < Tile::DQ_NT; n++)
-            if (row + 8 * i < rows && col + 8 * n < HS) *reinterpret_cast<float2 *>(to + 8 * i * HS + 8 * n) = sum[i][n];
+            if (row + 8 * i < rows && col + 8 * n < HS)
+                *reinterpret_cast<float2 *>(to + 8 * i * HS + 8 * n) = sum[i][n];
 }
 template <typename Tile, typename E>
-__device__ __forceinline__ void att_store_final_dq(E *dqkv, size_t stride, const float2 (&sum)[2 * Tile::DQ_MT][Tile::DQ_NT],
-                                                   float scale, int rows, int HS) {
+__device__ __forceinline__ void att_store_final_dq(E *dqkv, size_t stride,
+                                                   const float2 (&sum)[2 * Tile::DQ_MT][Tile::DQ_NT], float scale,
+                                                   int rows, int HS) {
     const int row = att_dq_row<Tile>(), col = att_dq_col<Tile>();
     E *to = dqkv + row * stride + col;
 #pragma unroll
@@ -568,7 +578,7 @@ static __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS_AN_SM)
             cp_async_16(stat_tiles + stage * QUERIES + threadIdx.x * 2, stats + at.stats + query + threadIdx.x * 2);
     };
     for (int key = split * KEYS; key < T; key += splits * KEYS) {
-        __syncthreads();  // nobody reads the last block's tiles any more
+        __syncthreads();  // `at` is here, and nobody reads the last block's tiles any more
         att_load_tile<W, KEYS, THREADS>(k_tile, qkv + at.qkv + shape.C + key * stride, stride, T - key, HS);
         att_load_tile<W, KEYS, THREADS>(v_tile, qkv + at.qkv + 2 * shape.C + key * stride, stride, T - key, HS);
         load_queries(key, 0);
@@ -605,8 +615,7 @@ static __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS_AN_SM)
             att_backward_dq<Tile>(dq_sum, ds_tile, k_tile, min(query - key + QUERIES, KEYS));
             if (splits == 1 && query - key < KEYS)  // the last visit
                 att_store_final_dq<Tile>(dqkv + at.qkv + query * stride, stride, dq_sum, shape.scale, T - query, HS);
-            else
-                att_store_dq<Tile>(dq_tile, dq_sum, T - query, HS);
+            else att_store_dq<Tile>(dq_tile, dq_sum, T - query, HS);
         }
         __syncthreads();  // the tiles of k and v become those of dk and dv
         float scale[MT][2], one[MT][2];
@@ -643,8 +652,8 @@ static inline size_t att_splits(size_t B, size_t T, size_t NH, size_t keys) {
 
 template <typename Tile, typename E>
 static inline void att_backward_mma(E *dqkv, const E *dout, const E *qkv, const float2 *stats, float *dq, size_t B,
-                                    AttentionShape shape, cudaStream_t stream) {
-    size_t heads = B * shape.NH, splits = att_splits(B, shape.T, shape.NH, Tile::KEYS);
+                                    AttentionShape shape, size_t splits, cudaStream_t stream) {
+    size_t heads = B * shape.NH;
     launch((attention_backward_kernel<Tile, E>), grid_1d(heads * splits), Tile::THREADS, Tile::shared_bytes, stream,
            dqkv, dout, qkv, stats, dq, (int)splits, shape);
     if (splits > 1)
@@ -661,17 +670,17 @@ static inline bool att_on_tensor_cores(size_t HS) {
     return sizeof(E) == 2 && HS % 8 == 0 && HS <= 128;
 }
 
-// Keys a block of the backward kernel: with 128 columns, 128 of them need more shared memory (144 KiB) than sm_89 and
+// Keys a block of the backward kernel: with 128 columns, 128 of them need more shared memory (145 KiB) than sm_89 and
 // sm_120 have (99).
 static inline bool att_large_blocks(void) { return device_info()->shared_block_bytes >= (size_t)146 << 10; }
+static inline size_t att_block_keys(size_t HS) { return HS <= 64 || (HS == 128 && att_large_blocks()) ? 128 : 64; }
 
 // Floats of scratch of attention_backward; attention_forward needs none.
 template <typename E>
 static inline size_t attention_scratch_elems(size_t B, size_t T, size_t C, size_t NH) {
     size_t HS = C / NH, stats = 2 * B * NH * round_up(T, ATT_STATS_PAD);
     if (!att_on_tensor_cores<E>(HS)) return stats;
-    size_t keys = HS <= 64 || (HS == 128 && att_large_blocks()) ? 128 : 64;
-    return stats + att_splits(B, T, NH, keys) * B * T * C;
+    return stats + att_splits(B, T, NH, att_block_keys(HS)) * B * T * C;
 }
 
 // attention_forward: the contract is attention.h's; E: storage of out and qkv; GPU: 16-byte pointers, HS <= 256.
@@ -685,19 +694,14 @@ static inline void attention_forward(E *out, float *lse, const E *qkv, size_t B,
         if (att_on_tensor_cores<E>(shape.HS)) {
             dim3 grid = grid_1d(B * NH * ceil_div(T, ATT_FWD_QUERIES));
             const unsigned threads = ATT_FWD_WARPS * WARP_SIZE;
-#define ATT_LAUNCH_FORWARD(W, exact)                                                                                     \
-    launch((attention_forward_kernel<E, W, exact>), grid, threads, (att_forward_shared_bytes<E, W>()), stream, out, lse, \
-           qkv, shape)
-            if (shape.HS == 64)
-                ATT_LAUNCH_FORWARD(64, true);
-            else if (shape.HS == 128)
-                ATT_LAUNCH_FORWARD(128, true);
-            else if (shape.HS <= 32)
-                ATT_LAUNCH_FORWARD(32, false);
-            else if (shape.HS < 64)
-                ATT_LAUNCH_FORWARD(64, false);
-            else
-                ATT_LAUNCH_FORWARD(128, false);
+#define ATT_LAUNCH_FORWARD(W, exact)                                                                                \
+    launch((attention_forward_kernel<E, W, exact>), grid, threads, (att_forward_shared_bytes<E, W>()), stream, out, \
+           lse, qkv, shape)
+            if (shape.HS == 64) ATT_LAUNCH_FORWARD(64, true);
+            else if (shape.HS == 128) ATT_LAUNCH_FORWARD(128, true);
+            else if (shape.HS <= 32) ATT_LAUNCH_FORWARD(32, false);
+            else if (shape.HS < 64) ATT_LAUNCH_FORWARD(64, false);
+            else ATT_LAUNCH_FORWARD(128, false);
 #undef ATT_LAUNCH_FORWARD
             return;
         }
@@ -705,31 +709,36 @@ static inline void attention_forward(E *out, float *lse, const E *qkv, size_t B,
     attention_forward_plain(out, lse, qkv, B, shape, stream);
 }
 
+// attention_backward with a given number of splits (at most attention_scratch_elems' own: a test's way to every path).
+template <typename E>
+static inline void att_backward(E *dqkv, const E *dout, const E *qkv, const E *out, const float *lse, size_t B,
+                                size_t splits, AttentionShape shape, float *scratch, cudaStream_t stream) {
+    float2 *stats = reinterpret_cast<float2 *>(scratch);
+    attention_stats(stats, dout, out, lse, B, shape, stream);
+    if constexpr (sizeof(E) == 2) {
+        if (att_on_tensor_cores<E>(shape.HS)) {
+            float *dq = scratch + 2 * B * shape.NH * shape.T_padded;
+#define ATT_BACKWARD(...) \
+    att_backward_mma<AttBackwardTile<E, __VA_ARGS__>>(dqkv, dout, qkv, stats, dq, B, shape, splits, stream)
+            if (shape.HS == 64) ATT_BACKWARD(64, 2, 4, 32, true);
+            else if (shape.HS == 128 && att_large_blocks()) ATT_BACKWARD(128, 1, 8, 64, true);
+            else if (shape.HS <= 32) ATT_BACKWARD(32, 2, 4, 32, false);
+            else if (shape.HS < 64) ATT_BACKWARD(64, 2, 4, 32, false);
+            else ATT_BACKWARD(128, 1, 4, 32, false);
+#undef ATT_BACKWARD
+            return;
+        }
+    }
+    attention_backward_plain(dqkv, dout, qkv, stats, B, shape, stream);
+}
+
 // attention_backward: the contract is attention.h's. scratch: attention_scratch_elems<E>(B, T, C, NH) floats, 16-byte
 // aligned. Deterministic: see the head of this file.
 template <typename E>
 static inline void attention_backward(E *dqkv, const E *dout, const E *qkv, const E *out, const float *lse, size_t B,
                                       size_t T, size_t C, size_t NH, float *scratch, cudaStream_t stream) {
-    AttentionShape shape = attention_shape(T, C, NH);
-    float2 *stats = reinterpret_cast<float2 *>(scratch);
-    attention_stats(stats, dout, out, lse, B, shape, stream);
-    if constexpr (sizeof(E) == 2) {
-        if (att_on_tensor_cores<E>(shape.HS)) {
-            float *dq = scratch + 2 * B * NH * shape.T_padded;
-            if (shape.HS == 64)
-                att_backward_mma<AttBackwardTile<E, 64, 2, 4, 32, true>>(dqkv, dout, qkv, stats, dq, B, shape, stream);
-            else if (shape.HS == 128 && att_large_blocks())
-                att_backward_mma<AttBackwardTile<E, 128, 1, 8, 64, true>>(dqkv, dout, qkv, stats, dq, B, shape, stream);
-            else if (shape.HS <= 32)
-                att_backward_mma<AttBackwardTile<E, 32, 2, 4, 32, false>>(dqkv, dout, qkv, stats, dq, B, shape, stream);
-            else if (shape.HS < 64)
-                att_backward_mma<AttBackwardTile<E, 64, 2, 4, 32, false>>(dqkv, dout, qkv, stats, dq, B, shape, stream);
-            else
-                att_backward_mma<AttBackwardTile<E, 128, 1, 4, 32, false>>(dqkv, dout, qkv, stats, dq, B, shape, stream);
-            return;
-        }
-    }
-    attention_backward_plain(dqkv, dout, qkv, stats, B, shape, stream);
+    att_backward(dqkv, dout, qkv, out, lse, B, att_splits(B, T, NH, att_block_keys(C / NH)), attention_shape(T, C, NH),
+                 scratch, stream);
 }
 
 #endif

@@ -23,8 +23,9 @@ typedef struct {
 static inline AttentionShape attention_shape(size_t T, size_t C, size_t NH) {
     AttentionShape shape;
     if (NH == 0 || C % NH || C / NH > ATT_MAX_HS || T == 0 || T > (size_t)1 << 24)
-        die("attention: T=%zu C=%zu NH=%zu\nwhy: the GPU kernels need C divisible by NH, heads of at most %zu, T from 1 to "
-            "2^24", T, C, NH, ATT_MAX_HS);
+        die("attention: T=%zu C=%zu NH=%zu\nwhy: the GPU kernels need C divisible by NH, heads of at most %zu, T from "
+            "1 to 2^24",
+            T, C, NH, ATT_MAX_HS);
     shape.T = (int)T, shape.T_padded = (int)round_up(T, ATT_STATS_PAD), shape.NH = (int)NH, shape.HS = (int)(C / NH);
     shape.C = C;
     shape.scale = 1.0f / sqrtf((float)shape.HS), shape.scale_log2 = shape.scale * ATT_LOG2E;
@@ -36,39 +37,48 @@ static inline AttentionShape attention_shape(size_t T, size_t C, size_t NH) {
 
 #define ATT_STATS_ROWS 4  // tokens a thread: their loads go out together, their stores fill a 32-byte sector
 
-// The part of D = sum over d of a b that this lane of `group` adds for one head's row. 8 elements a load if VECTOR.
-template <bool VECTOR, typename E>
-__device__ __forceinline__ float att_partial_dot(const E *a, const E *b, int HS, int lane, int group) {
-    float sum = 0;
-    if (VECTOR) {
-        for (int d = lane * 8; d < HS; d += group * 8) {
-            float a8[8], b8[8];
-            load_floats(a8, a + d);
-            load_floats(b8, b + d);
+// N elements as they are loaded: one access for 8 (two for floats), plain for 1.
+template <typename E, int N>
+struct AttElements {
+    E v[N];
+    __device__ __forceinline__ void load(const E *address) {
+        Packed<E, N> packed = load_packed<N>(address);
 #pragma unroll
-            for (int x = 0; x < 8; x++) sum = fmaf(a8[x], b8[x], sum);
-        }
-    } else {
-        for (int d = lane; d < HS; d += group) sum = fmaf(to_float(a[d]), to_float(b[d]), sum);
+        for (int x = 0; x < N; x++) v[x] = packed[x];
     }
-    return sum;
-}
+};
+template <typename E>
+struct AttElements<E, 1> {
+    E v[1];
+    __device__ __forceinline__ void load(const E *address) { v[0] = *address; }
+};
 
 // stats (B NH, T_padded) = {lse log2(e), D = sum over d of dout out}; beyond T {inf, 0}, with which P and dS become 0.
 // `group` lanes (a power of two) work on one head's columns of ATT_STATS_ROWS tokens, neighbours on neighbouring heads.
+// Bound by memory: 8 loads of 16 bytes a thread are under way together, 64 KB an SM at 2 blocks.
 template <typename E, bool VECTOR>
-static __global__ void __launch_bounds__(256)
+static __global__ void __launch_bounds__(256, 2)
     attention_stats_kernel(float2 *stats, const E *dout, const E *out, const float *lse, size_t items, int group,
                            AttentionShape shape) {
+    constexpr int N = VECTOR ? 8 : 1;  // elements a lane takes at a time
     const size_t item = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) / group;
     const int lane = threadIdx.x % group, quads = shape.T_padded / ATT_STATS_ROWS;
     const int h = item % shape.NH, t0 = item / shape.NH % quads * ATT_STATS_ROWS;
-    const size_t b = item / shape.NH / quads;
-    float D[ATT_STATS_ROWS];
+    const size_t b = item / shape.NH / quads, first = (b * shape.T + t0) * shape.C + (size_t)h * shape.HS;
+    const int rows = item < items ? shape.T - t0 : 0;
+    float D[ATT_STATS_ROWS] = {};
+    for (int d = lane * N; d < shape.HS; d += group * N) {
+        AttElements<E, N> dout_d[ATT_STATS_ROWS], out_d[ATT_STATS_ROWS];
 #pragma unroll
-    for (int i = 0; i < ATT_STATS_ROWS; i++) {
-        const size_t ix = (b * shape.T + t0 + i) * shape.C + (size_t)h * shape.HS;
-        D[i] = item < items && t0 + i < shape.T ? att_partial_dot<VECTOR>(dout + ix, out + ix, shape.HS, lane, group) : 0;
+        for (int i = 0; i < ATT_STATS_ROWS; i++) {
+            const size_t ix = first + (i < rows ? i : 0) * shape.C + d;  // in range also beyond the last token
+            if (rows > 0) dout_d[i].load(dout + ix), out_d[i].load(out + ix);
+        }
+#pragma unroll
+        for (int i = 0; i < ATT_STATS_ROWS; i++)
+#pragma unroll
+            for (int x = 0; x < N; x++)
+                if (i < rows) D[i] = fmaf(to_float(dout_d[i].v[x]), to_float(out_d[i].v[x]), D[i]);
     }
     for (int distance = group / 2; distance > 0; distance /= 2)
 #pragma unroll
@@ -77,7 +87,7 @@ static __global__ void __launch_bounds__(256)
     const size_t head = b * shape.NH + h;
 #pragma unroll
     for (int i = 0; i < ATT_STATS_ROWS; i++) {
-        const float log_sum = t0 + i < shape.T ? lse[head * shape.T + t0 + i] * ATT_LOG2E : INFINITY;
+        const float log_sum = i < rows ? lse[head * shape.T + t0 + i] * ATT_LOG2E : INFINITY;
         stats[head * shape.T_padded + t0 + i] = make_float2(log_sum, D[i]);
     }
 }
@@ -92,8 +102,7 @@ static inline void attention_stats(float2 *stats, const E *dout, const E *out, c
     dim3 grid = grid_1d(ceil_div(items * group, 256));
     if (vector)
         launch((attention_stats_kernel<E, true>), grid, 256, 0, stream, stats, dout, out, lse, items, group, shape);
-    else
-        launch((attention_stats_kernel<E, false>), grid, 256, 0, stream, stats, dout, out, lse, items, group, shape);
+    else launch((attention_stats_kernel<E, false>), grid, 256, 0, stream, stats, dout, out, lse, items, group, shape);
 }
 
 // ----------------------------------------------------------------------------------------------------------------
@@ -133,7 +142,8 @@ __device__ __forceinline__ void att_plain_load(float *tile, const E *inp, size_t
 
 // out[i][j] = row y R + i of a . row x + 16 j of b
 template <typename Plain>
-__device__ __forceinline__ void att_plain_dot(float (&out)[Plain::R][Plain::R], const float *a, const float *b, int HS) {
+__device__ __forceinline__ void att_plain_dot(float (&out)[Plain::R][Plain::R], const float *a, const float *b,
+                                              int HS) {
     const int x = threadIdx.x % 16, y = threadIdx.x / 16;
 #pragma unroll
     for (int i = 0; i < Plain::R; i++)
@@ -201,11 +211,12 @@ __device__ __forceinline__ void att_plain_store(E *out, size_t stride, const flo
 
 // One head's TILE queries a block, the late (long) ones first.
 template <typename Plain, typename E>
-static __global__ void __launch_bounds__(Plain::THREADS)
+static __global__ void __launch_bounds__(Plain::THREADS, 2)
     attention_forward_plain_kernel(E *out, float *lse, const E *qkv, AttentionShape shape) {
     constexpr int TILE = Plain::TILE, R = Plain::R;
     DYNAMIC_SHARED(float, q_tile);
-    float *k_tile = q_tile + Plain::TILE_ELEMS, *v_tile = k_tile + Plain::TILE_ELEMS, *p_tile = v_tile + Plain::TILE_ELEMS;
+    float *k_tile = q_tile + Plain::TILE_ELEMS, *v_tile = k_tile + Plain::TILE_ELEMS,
+          *p_tile = v_tile + Plain::TILE_ELEMS;
     const int T = shape.T, HS = shape.HS, x = threadIdx.x % 16, y = threadIdx.x / 16;
     const int tiles = (T + TILE - 1) / TILE, head = blockIdx.x / tiles;
     const int first = (tiles - 1 - blockIdx.x % tiles) * TILE;
@@ -276,7 +287,7 @@ __device__ __forceinline__ void att_plain_softmax(float (&p)[Plain::R][Plain::R]
 
 // dK and dV of one head's TILE keys a block, the early (long) ones first.
 template <typename Plain, typename E>
-static __global__ void __launch_bounds__(Plain::THREADS)
+static __global__ void __launch_bounds__(Plain::THREADS, 2)
     attention_dkv_plain_kernel(E *dqkv, const E *dout, const E *qkv, const float2 *stats, AttentionShape shape) {
     constexpr int TILE = Plain::TILE, R = Plain::R;
     DYNAMIC_SHARED(float, q_tile);
@@ -314,7 +325,7 @@ static __global__ void __launch_bounds__(Plain::THREADS)
 
 // dQ of one head's TILE queries a block, the late (long) ones first.
 template <typename Plain, typename E>
-static __global__ void __launch_bounds__(Plain::THREADS)
+static __global__ void __launch_bounds__(Plain::THREADS, 2)
     attention_dq_plain_kernel(E *dqkv, const E *dout, const E *qkv, const float2 *stats, AttentionShape shape) {
     constexpr int TILE = Plain::TILE, R = Plain::R;
     DYNAMIC_SHARED(float, q_tile);
@@ -366,30 +377,24 @@ static inline void att_backward_plain_tiles(E *dqkv, const E *dout, const E *qkv
 template <typename E>
 static inline void attention_forward_plain(E *out, float *lse, const E *qkv, size_t B, AttentionShape shape,
                                            cudaStream_t stream) {
-    if (shape.HS <= 64)
-        att_forward_plain_tiles<AttPlain<E, 64, 64>>(out, lse, qkv, B, shape, stream);
-    else if (shape.HS <= 128)
-        att_forward_plain_tiles<AttPlain<E, 128, 32>>(out, lse, qkv, B, shape, stream);
-    else
-        att_forward_plain_tiles<AttPlain<E, 256, 16>>(out, lse, qkv, B, shape, stream);
+    if (shape.HS <= 64) att_forward_plain_tiles<AttPlain<E, 64, 64>>(out, lse, qkv, B, shape, stream);
+    else if (shape.HS <= 128) att_forward_plain_tiles<AttPlain<E, 128, 32>>(out, lse, qkv, B, shape, stream);
+    else att_forward_plain_tiles<AttPlain<E, 256, 16>>(out, lse, qkv, B, shape, stream);
 }
 
 template <typename E>
 static inline void attention_backward_plain(E *dqkv, const E *dout, const E *qkv, const float2 *stats, size_t B,
                                             AttentionShape shape, cudaStream_t stream) {
-    if (shape.HS <= 64)
-        att_backward_plain_tiles<AttPlain<E, 64, 64>>(dqkv, dout, qkv, stats, B, shape, stream);
-    else if (shape.HS <= 128)
-        att_backward_plain_tiles<AttPlain<E, 128, 32>>(dqkv, dout, qkv, stats, B, shape, stream);
-    else
-        att_backward_plain_tiles<AttPlain<E, 256, 16>>(dqkv, dout, qkv, stats, B, shape, stream);
+    if (shape.HS <= 64) att_backward_plain_tiles<AttPlain<E, 64, 64>>(dqkv, dout, qkv, stats, B, shape, stream);
+    else if (shape.HS <= 128) att_backward_plain_tiles<AttPlain<E, 128, 32>>(dqkv, dout, qkv, stats, B, shape, stream);
+    else att_backward_plain_tiles<AttPlain<E, 256, 16>>(dqkv, dout, qkv, stats, B, shape, stream);
 }
 
 // ----------------------------------------------------------------------------------------------------------------
 // Sampling
 
 #define ATT_DECODE_WARPS 8
-#define ATT_DECODE_KEYS 64                       // a warp's step
+#define ATT_DECODE_KEYS 64                               // a warp's step
 #define ATT_DECODE_COLS ((int)(ATT_MAX_HS / WARP_SIZE))  // columns of out a lane
 
 // q . k over HS columns, k in global memory
@@ -480,8 +485,8 @@ template <typename E>
 static inline void attention_decode(E *out, const E *qkv_t, E *kcache, E *vcache, size_t pos, size_t C, size_t NH,
                                     cudaStream_t stream) {
     AttentionShape shape = attention_shape(pos + 1, C, NH);
-    launch((attention_decode_kernel<E>), dim3((unsigned)NH), ATT_DECODE_WARPS * WARP_SIZE, 0, stream, out, qkv_t, kcache,
-           vcache, (int)pos, shape);
+    launch((attention_decode_kernel<E>), dim3((unsigned)NH), ATT_DECODE_WARPS * WARP_SIZE, 0, stream, out, qkv_t,
+           kcache, vcache, (int)pos, shape);
 }
 
 #endif

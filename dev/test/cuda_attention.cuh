@@ -1,5 +1,5 @@
 // cuda_attention.cuh: attention.cuh against its CPU twin and a double-precision attention, in this build's precision.
-// Included by test_gpt.cu, which calls test_attention_cuda(); compiled alone with -DCUDA_ATTENTION_MAIN it is a program.
+// Included by test_gpt.cu, which calls test_attention_cuda(); with -DCUDA_ATTENTION_MAIN it is a program by itself.
 //
 // Against double: what the roundings of P, dS and the stores make, a few units of the storage format. Against the CPU
 // twin, which rounds at the same points: fp32 differences, and a unit where one of them crosses a rounding boundary.
@@ -117,7 +117,8 @@ static double attention_bound(double fp32_units, double format_units) {
     return fp32_units * FLT_EPSILON + narrow;
 }
 
-static void attention_case(AttentionCase s, float scale, double condition) {
+// splits: 0 for what attention_backward chooses, else how many blocks share a head.
+static void attention_case(AttentionCase s, float scale, double condition, size_t splits) {
     size_t C = s.NH * s.HS, n = s.B * s.T * C, rows = s.B * s.NH * s.T;
     size_t scratch_elems = attention_scratch_elems<act_t>(s.B, s.T, C, s.NH);
     float *qkv = attention_inputs(3 * n, scale, s.T * 131 + s.HS), *dout = attention_inputs(n, 1.0f, s.T);
@@ -126,8 +127,12 @@ static void attention_case(AttentionCase s, float scale, double condition) {
         GuardedDevice<act_t> d_qkv(3 * n, qkv), d_out(n, NULL), d_dout(n, dout), d_dqkv(3 * n, NULL);
         GuardedDevice<float> d_lse(rows, NULL), d_scratch(scratch_elems, NULL);
         attention_forward(d_out.data, d_lse.data, d_qkv.data, s.B, s.T, C, s.NH, d_scratch.data, 0);
-        attention_backward(d_dqkv.data, d_dout.data, d_qkv.data, d_out.data, d_lse.data, s.B, s.T, C, s.NH,
-                           d_scratch.data, 0);
+        if (splits)
+            att_backward(d_dqkv.data, d_dout.data, d_qkv.data, d_out.data, d_lse.data, s.B, splits,
+                         attention_shape(s.T, C, s.NH), d_scratch.data, 0);
+        else
+            attention_backward(d_dqkv.data, d_dout.data, d_qkv.data, d_out.data, d_lse.data, s.B, s.T, C, s.NH,
+                               d_scratch.data, 0);
         got_out[run] = d_out.to_host("out"), got_lse[run] = d_lse.to_host("lse");
         got_dqkv[run] = d_dqkv.to_host("dqkv");
         free(d_scratch.to_host("scratch"));
@@ -144,7 +149,8 @@ static void attention_case(AttentionCase s, float scale, double condition) {
     // D comes from the rounded out: an error that all keys of a query share, as large as k is
     attention_check("dqkv", s, got_dqkv[0], dqkv, 3 * n, attention_bound(2 * fp32_units, 5 * scale));
 
-    float *cpu_out = guarded_floats(n, NAN), *cpu_lse = guarded_floats(rows, NAN), *cpu_dqkv = guarded_floats(3 * n, NAN);
+    float *cpu_out = guarded_floats(n, NAN), *cpu_lse = guarded_floats(rows, NAN),
+          *cpu_dqkv = guarded_floats(3 * n, NAN);
     float *scratch = guarded_floats(cpu::attention_scratch_elems(s.T, C, s.NH, thread_count()), NAN);
     cpu::attention_forward(cpu_out, cpu_lse, qkv, s.B, s.T, C, s.NH, scratch);
     // the twin's backward pass from the GPU's forward results: one pass's differences at a time
@@ -158,29 +164,30 @@ static void attention_case(AttentionCase s, float scale, double condition) {
     free(qkv - GUARD_WORDS), free(dout - GUARD_WORDS);
 }
 
-// Head sizes of each width of tile (16, 24: 32; 64; 72, 80: 96; 128; above, and no multiple of 8: plain), lengths
-// around the tiles' edges, several key blocks a head.
+// Head sizes of each width of tile (16, 24: 32; 48: 64; 72, 80: 128; 64 and 128 exactly; above 128, and no multiple of
+// 8: plain), lengths around the tiles' edges, several key blocks a head.
 TEST(attention_shapes_cuda) {
     static const AttentionCase cases[] = {
-        {1, 1, 1, 64},  {2, 65, 3, 16}, {1, 127, 2, 64}, {2, 130, 2, 72}, {1, 200, 2, 128}, {1, 64, 4, 80},
-        {1, 300, 1, 24}, {1, 129, 1, 48}, {1, 33, 3, 5},   {1, 70, 1, 136},
+        {1, 1, 1, 64},  {2, 65, 3, 16},  {1, 127, 2, 64}, {2, 130, 2, 72}, {1, 200, 2, 128},
+        {1, 64, 4, 80}, {1, 300, 1, 24}, {1, 129, 1, 48}, {1, 33, 3, 5},   {1, 70, 1, 136},
     };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) attention_case(cases[i], 1.0f, 1);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) attention_case(cases[i], 1.0f, 1, 0);
 }
 
-// Enough heads that a block owns one and adds to dQ in place, over three key blocks; with fewer heads (above) several
-// blocks share a head.
-TEST(attention_one_block_a_head_cuda) {
-    AttentionCase s = {66, 290, 8, 16};
-    CHECK(att_splits(s.B, s.T, s.NH, 128) == 1, "%zu splits", att_splits(s.B, s.T, s.NH, 128));
-    s.B = 2, s.NH = 3;  // the same kernel with its other ways of dividing a head, few heads
-    CHECK(att_splits(s.B, s.T, s.NH, 128) == 3, "%zu splits", att_splits(s.B, s.T, s.NH, 128));
+// With many heads a block owns one and adds to dQ in place; with few (above) several share a head. Both, and what lies
+// between, over several key blocks.
+TEST(attention_blocks_a_head_cuda) {
+    static const AttentionCase cases[] = {{1, 300, 2, 64}, {1, 290, 1, 24}, {1, 280, 1, 128}, {1, 200, 1, 72}};
+    CHECK(att_splits(66, 290, 8, 128) == 1, "%zu splits for 528 heads", att_splits(66, 290, 8, 128));
+    CHECK(att_splits(2, 290, 3, 128) == 3, "%zu splits for 6 heads", att_splits(2, 290, 3, 128));
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        for (size_t splits = 1; splits <= 2; splits++) attention_case(cases[i], 1.0f, 1, splits);
 }
 
 // Scores in the thousands: exp of them overflows, exp of their distance to the maximum does not.
 TEST(attention_huge_scores_cuda) {
     AttentionCase s = {1, 70, 2, 64};
-    attention_case(s, 40.0f, 4000);
+    attention_case(s, 40.0f, 4000, 0);
 }
 
 // No output depends on a later token, bit for bit: tokens from 65 on become huge, NaN from 100 on.
@@ -227,7 +234,7 @@ TEST(attention_decode_cuda) {
 
 static inline void test_attention_cuda(void) {
     RUN(attention_shapes_cuda);
-    RUN(attention_one_block_a_head_cuda);
+    RUN(attention_blocks_a_head_cuda);
     RUN(attention_huge_scores_cuda);
     RUN(attention_is_causal_cuda);
     RUN(attention_decode_cuda);

@@ -155,13 +155,15 @@ static void device_check(void) {
     cudaError_t status = cudaGetDeviceCount(&count);
     cudaDriverGetVersion(&driver);
     cudaRuntimeGetVersion(&runtime);
-    if (status == cudaErrorInsufficientDriver)
+    if (status == cudaErrorInsufficientDriver && driver > 0)  // 0: there is none
         die("the GPU driver is too old: it knows CUDA %d.%d, this program was built with %d.%d\n"
             "try: a newer driver, or make DEVICE=cuda with an older toolkit (CUDA_HOME=...)",
             driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
     if (status != cudaSuccess || count == 0)
         die("no GPU: %s\ntry: nvidia-smi, CUDA_VISIBLE_DEVICES; or make DEVICE=cpu",
-            status != cudaSuccess ? cudaGetErrorString(status) : "the driver shows no device");
+            driver == 0               ? "no driver is installed"
+            : status != cudaSuccess ? cudaGetErrorString(status)
+                                    : "the driver shows no device");
     const DeviceInfo *device = device_info();
     if (device->cc < 80)
         die("%s has compute capability %d.%d, precision %s needs 8.0 or newer\ntry: make DEVICE=cpu", device->name,

@@ -76,6 +76,7 @@ typedef struct {
     double val_loss;    // NaN: not taken at this step
     int clipped, update_skipped;
     int overflow;      // the scaled gradients were not finite, though the loss was
+    int folder_lock;   // open on --out for as long as the run goes on; 0: none yet
     char where[96];    // the first tensor of the forward pass that was not finite; empty if all were
     const char *note;  // what a person should know about the step
 } Trainer;
@@ -397,7 +398,8 @@ static inline void load_checkpoint(Trainer *t, const char *dir) {
             code == CHECKPOINT_MISMATCH ? "\ntry: the model options of the run that wrote it" : "");
 }
 
-// Finds what --resume asks for: 1 if a checkpoint was loaded. A folder that holds a run is never written into without it.
+// Finds what --resume asks for: 1 if a checkpoint was loaded. A folder that holds checkpoints is never written into
+// without it.
 static inline int resume(Trainer *t) {
     char dir[SAFE_PATH_BYTES];
     uint64_t step;
@@ -678,11 +680,23 @@ static inline void write_options(const Trainer *t, const char *options_json) {
     file_close(file, path);
 }
 
+// Two runs in one folder would lose each other's log and checkpoints: the second one ends here. A folder that is not
+// there yet is locked when start_log() has made it; the lock goes when the program ends, however it ends.
+static inline void lock_folder(Trainer *t) {
+    if (t->folder_lock) return;
+    int folder = open(t->options.out, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (folder < 0) return;
+    if (flock(folder, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+        die("--out '%s' is in use by another run\ntry: another --out, or wait until that one ends", t->options.out);
+    t->folder_lock = folder;
+}
+
 static inline void start_log(Trainer *t, const char *options_json, int resumed) {
     char path[SAFE_PATH_BYTES];
     Message message;
     message_clear(&message);
     if (!make_dirs(t->options.out, &message)) die("--out: %s", message.text);
+    lock_folder(t);
     if (!path_join(path, t->options.out, "run.jsonl")) die("--out: the name of the output folder is too long");
     t->unfinished = run_record(t->state.step, t->state.tokens);
     if (resumed) run_log_resume_step(&t->log, path, t->state.step, t->state.val_due ? &t->unfinished : NULL);
@@ -715,6 +729,7 @@ static inline void start(Trainer *t) {
     n += train_state_list(t->tensors + n, &t->state);
     checkpoint_open(&t->checkpointer, keeps_files(t) ? o->out : NULL, &t->config, t->tensors, n, options_json);
     model_checkpoint_access(&t->model, &t->checkpointer);
+    if (keeps_files(t)) lock_folder(t);
     int resumed = resume(t);
     if (!resumed) start_weights(t);
     model_weights_changed(&t->model);
@@ -727,6 +742,7 @@ static inline void start(Trainer *t) {
 
 static inline void finish(Trainer *t) {
     model_destroy(&t->model);
+    if (t->folder_lock) close(t->folder_lock);
     numerics_close(&t->numerics);
     if (t->options.init[0]) init_weights_close(&t->init);
     dataloader_close(&t->train);

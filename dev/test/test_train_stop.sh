@@ -41,6 +41,19 @@ for signal in INT TERM USR1 TERM USR1 INT; do
     check "SIG$signal after step $step: the resumed run ends as the whole one" same_end whole s step_00000040
 done
 
+# A second run in the folder of one that goes on, begun or resumed: it would take away the first one's log.
+rm -rf "$dir/s"
+start s --steps 1000000 --checkpoint-every 5
+wait_for "$dir/s/run.jsonl" '"step":20,'
+$limit "$train" $tiny --val '' --steps 500 --out "$dir/s" --resume >"$dir/second.txt" 2>&1
+judge "a second run in the same folder is refused" $? 1 'is in use by another run' second
+kill -TERM $pid
+wait $pid
+judge "the first run goes on" $? 3 '^stopped after' s
+step=$(sed -n 's/^stopped after \([0-9]*\) steps.*/\1/p' "$dir/s.txt")
+check "the log of the first run is whole" equal "$(tail -n 1 "$dir/s/run.jsonl" | cut -d , -f 1)" "{\"step\":$step"
+check "once it has ended the folder is free" run s --steps $((step + 1)) --resume
+
 # In a validation for certain, and again in the validation that the resumed run begins with; then once in a sample.
 many="--threads 1 --steps 4 --val $dir/big.bin --val-every 2 --val-steps 0 --batch 1 --total-batch 16"
 stopped_in_validation() {

@@ -696,6 +696,7 @@ static void decode(const Options *o) {
 }
 
 int main(int argc, char **argv) {
+    open_standard_streams();
     Options o = parse_options(argc, argv);
     if (o.threads) set_thread_count(o.threads);
     if (o.decode) decode(&o);

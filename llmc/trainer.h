@@ -777,9 +777,13 @@ static inline void print_outputs(const Trainer *t) {
 static inline int trainer_main(int argc, char **argv) {
     static Trainer trainer;  // zero, and too large for a stack
     Trainer *t = &trainer;
+    open_standard_streams();
     limit_thread_spinning(argv);
     setup(t, argc, argv);
-    if (t->options.dry_run) return 0;
+    if (t->options.dry_run) {
+        if (fflush(stdout) != 0 || ferror(stdout)) die("cannot write the plan to standard output");
+        return 0;
+    }
     install_signals();
     start(t);
     if (t->state.step == 0) between_steps(t);

@@ -15,6 +15,7 @@
 #define _GNU_SOURCE  // strptime, asprintf and MADV_HUGEPAGE are wanted from <stdlib.h> and friends
 #endif
 #include <errno.h>
+#include <fcntl.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -187,6 +188,13 @@ static inline void arena_free(Arena *arena) {
 
 // ----------------------------------------------------------------------------------------------------------------
 // Files. Each call either does all of what it says or ends the program with the path and the system's reason.
+
+// Call first in main. Of a program begun without a standard stream (`>&-`) the first file it opens would take the
+// stream's place, and what it prints would go into that file. /dev/null takes it instead, opened so that its use fails.
+static inline void open_standard_streams(void) {
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY) < 0) return;
+}
 
 static inline FILE *file_open(const char *path, const char *mode) {
     FILE *file = fopen(path, mode);

@@ -88,6 +88,18 @@ ends "files of two tokenizers" 1 "kind8.bin.*made with another tokenizer" --trai
 ends "a tokenizer that the data was not made with is warned of" 0 "^warning: --tokenizer 'byte' is not the one" --train "$dir/kind8.bin" --tokenizer byte --steps 1
 ends "a folder that cannot be made" 1 "cannot make the folder|Not a directory" --steps 2 --out "$dir/train.bin/x"
 
+# Without a standard stream the first file opened would take its place, and get what is printed.
+for closed in '>&-' '>&- 2>&-' '<&- >&- 2>&-'; do
+    rm -rf "$dir/e"
+    eval "\"\$train\" $tiny --val '' --steps 3 --out '$dir/e' $closed"
+    code="$? $(grep -c '^{.*}$' "$dir/e/run.jsonl") $(wc -l <"$dir/e/run.jsonl" | tr -d ' ')"
+    check "with $closed nothing that is printed lands in the log" equal "$code" "0 4 4"
+done
+if [ -c /dev/full ]; then
+    "$train" $tiny --val '' --dry-run >/dev/full 2>"$dir/e.txt"
+    judge "a plan that cannot be written" $? 1 'cannot write the plan' e
+else skip "a plan that cannot be written: no /dev/full"; fi
+
 # --- weights to start from ---------------------------------------------------------------------------------------
 shape="--layers 2 --heads 2 --channels 32"
 run s --steps 8

@@ -31,7 +31,7 @@ fetch() {
             fi ;;
         *)
             [ -f "$1" ] || stop "'$1' is neither a file nor a URL"
-            cp "$1" "$2.part" || exit 1 ;;
+            cat "$1" >"$2.part" || exit 1 ;;
     esac
     [ -s "$2.part" ] || { rm -f "$2.part"; stop "'$1' is empty"; }
     case $(head -c 15 "$2.part" | tr -d '\000' | tr '[:upper:]' '[:lower:]') in
@@ -41,7 +41,7 @@ fetch() {
 }
 
 # accept TARGET: the .part file is right and gets its name.
-accept() { mv "$1.part" "$1" && echo "$1: $(wc -c <"$1" | tr -d ' ') bytes"; }
+accept() { mv -f "$1.part" "$1" && echo "$1: $(wc -c <"$1" | tr -d ' ') bytes"; }
 
 # require_sha256 TARGET SUM: TARGET.part has this checksum (a machine without a program for it is told so).
 require_sha256() {

@@ -51,7 +51,7 @@
     X(MODEL,      "max-seq", NULL,            COUNT, max_seq,            0, RANGE(0, 1073741824), WEIGHTS,             \
       "T", "positions the model has; 0: as many as --seq")                                                             \
     X(MODEL,      "vocab", NULL,              COUNT, vocab,              0, RANGE(0, 2147483520), WEIGHTS,             \
-      "V", "vocabulary; 0: the tokenizer's")                                                                           \
+      "V", "vocabulary; 0: as the token files say, or 50257")                                                          \
     X(MODEL,      "init", "e",                TEXT,  init,               "", ANY, WEIGHTS,                             \
       "PATH", "start from these weights: a safetensors folder or llm.c .bin")                                          \
     X(MODEL,      "seed", NULL,               COUNT, seed,               42, RANGE(0, OPTION_MAX_COUNT), WEIGHTS,      \
@@ -141,7 +141,7 @@
     X(EVALUATION, "val-every", "v",           COUNT, val_every,          100, RANGE(0, OPTION_MAX_COUNT), BESIDE,      \
       "STEPS", "validate this often, and at the end; 0: never")                                                        \
     X(EVALUATION, "val-steps", "m",           COUNT, val_steps,          20, RANGE(0, OPTION_MAX_COUNT), BESIDE,       \
-      "N", "at most this many batches a validation; 0: all there are")                                                 \
+      "N", "validate on at most N x 16 sequences; 0: on all there are")                                                \
     X(EVALUATION, "sample-every", "s",        COUNT, sample_every,       500, RANGE(0, OPTION_MAX_COUNT), BESIDE,      \
       "STEPS", "write a sample this often, and at the end; 0: never")                                                  \
     X(EVALUATION, "sample-length", "g",       COUNT, sample_length,      256, RANGE(0, 1073741824), BESIDE,            \
@@ -327,7 +327,7 @@ static inline void option_set_count(const OptionInfo *info, size_t *field, const
     errno = 0;
     unsigned long long value = strtoull(digits, NULL, 10);
     int negative = *text == '-' && value != 0;
-    if (negative || errno || (double)value < info->lo || (double)value > info->hi)
+    if (negative || errno || (double)value < info->lo || value > (unsigned long long)info->hi)
         die_usage("%s %s is not between %.0f and %.0f", label, text, info->lo, info->hi);
     *field = (size_t)value;
 }

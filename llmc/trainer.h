@@ -127,12 +127,12 @@ static inline void setup_config(Trainer *t) {
         config->L = o->layers;
         config->NH = o->heads;
         config->C = o->channels;
-        config->max_T = o->max_seq ? o->max_seq : o->seq;
+        config->max_T = o->max_seq;
         config->V = o->vocab;
     }
-    if (o->seq > config->max_T)
-        die_usage("--seq %zu is longer than the model's %zu positions\ntry: --seq %zu%s", o->seq, config->max_T,
-                  config->max_T, o->init[0] ? "" : ", or a longer --max-seq");
+    if (o->seq > config->max_T)  // of --init's model; options_finish() compared the options
+        die_usage("--seq %zu is longer than the model's %zu positions\ntry: --seq %zu", o->seq, config->max_T,
+                  config->max_T);
 }
 
 // The tokenizer that turns samples into text. Without --tokenizer: bytes where the model's ids are bytes, else none, and
@@ -153,16 +153,12 @@ static inline void setup_tokenizer(Trainer *t) {
              o->tokenizer, o->train);
 }
 
-// Batch sizes: --total-batch in tokens is made of micro-batches of --batch x --seq.
+// Batch sizes: --total-batch in tokens is made of micro-batches of --batch x --seq (options_finish() checked it).
 static inline void setup_batch(Trainer *t) {
     const Options *o = &t->options;
-    size_t micro = size_mul(o->batch, o->seq), total = o->total_batch ? o->total_batch : micro;
-    if (total % micro != 0)
-        die_usage("--total-batch %zu is not a multiple of --batch %zu x --seq %zu = %zu tokens\ntry: --total-batch %zu",
-                  total, o->batch, o->seq, micro, max_size(1, total / micro) * micro);
     t->B = o->batch;
     t->T = o->seq;
-    t->micro_batches = total / micro;
+    t->micro_batches = o->total_batch / size_mul(o->batch, o->seq);
 }
 
 static inline void setup_schedule(Trainer *t) {

@@ -5,6 +5,7 @@
 #ifndef LLMC_EVALUATE_H
 #define LLMC_EVALUATE_H
 
+#include <math.h>
 #include <signal.h>
 
 #include "dataloader.h"
@@ -65,8 +66,15 @@ static inline void generator_print(const Generator *g, int32_t token, FILE *out)
     fwrite(text, 1, bytes, out);
 }
 
-// Prints the prompt and g->length tokens sampled after it (fewer if the text ends itself). The coins depend on the
-// sampling seed and `step` alone, so training is the same whether and however much is sampled.
+static inline int all_finite(const float *values, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        if (!isfinite(values[i])) return 0;
+    return 1;
+}
+
+// Prints the prompt and g->length tokens sampled after it (fewer if the text ends itself, or the model is broken: what
+// becomes of the run is not for a sample to decide). The coins depend on the sampling seed and `step` alone, so training
+// is the same whether and however much is sampled.
 static inline void generate(Model *model, const Generator *g, uint64_t step, FILE *out, volatile sig_atomic_t *stop) {
     int32_t token = g->prompt[0];
     for (size_t pos = 0; pos < g->prompt_tokens + g->length; pos++) {
@@ -76,6 +84,10 @@ static inline void generate(Model *model, const Generator *g, uint64_t step, FIL
         if (pos + 1 < g->prompt_tokens) {
             token = g->prompt[pos + 1];
             continue;
+        }
+        if (!all_finite(g->logits, g->V)) {
+            fprintf(out, "(no more: the logits are not finite)");
+            break;
         }
         float coin = rand_uniform(g->seed, RAND_SAMPLE, 0, (uint32_t)step, pos);
         token = (int32_t)sample_token(g->logits, g->V, &g->params, coin, g->scratch);

@@ -184,7 +184,8 @@ check "a folder with a run is as it was" equal "$(steps_in keep)" "10 20 30 32 3
 # With --keep 1, too: the newest checkpoint is finite, but what is computed from it is not.
 for keep in 2 1; do
     rm -rf "$dir/nan" "$dir/n"
-    run nan --steps 100 --lr 1e6 --weight-decay 1 --checkpoint-every 1 --keep $keep
+    run nan --steps 100 --lr 1e6 --weight-decay 1 --checkpoint-every 1 --keep $keep \
+        --sample-every 1 --sample-length 2
     judge "not finite, keeping $keep: the run fails" $? 1 'not finite' nan
     last=$(sed -n 's/.*last good [a-z]*: //p' "$dir/nan.txt")
     check "not finite, keeping $keep: the last good checkpoint is named, and is there" test -f "$last/manifest.json"

@@ -1,0 +1,195 @@
+#!/bin/sh
+# Every precision build: precision_modes.c's tests; 30 steps from the same start that must stay near fp32's; a run cut at
+# awkward steps and resumed that must end with the same bytes; the options and start-up lists of each.
+#
+# Builds each mode's test program under build/test/, with the compiler that built $BUILD and -O1: a fifth of -O3's time, and
+# the runs are tiny. MODES="bf16 fp16" tests only those. Under sanitizers only one mode of a kind is built.
+
+cd "$(dirname "$0")/../.." || exit 1
+: "${BUILD:?the folder with the built programs}"
+dir=$(mktemp -d "${TMPDIR:-/tmp}/train_gpt_modes.XXXXXX") || exit 1
+trap 'rm -rf "$dir"' EXIT
+trap 'exit 130' INT TERM
+# Spinning threads take the cores of others; and a program that found no setting would start itself again without "train".
+export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}"
+passed=0 failed=0 skipped=0
+ok() { passed=$((passed + 1)); echo "ok    $1"; }
+fail() { failed=$((failed + 1)); echo "FAIL  $*"; }
+
+cc=$(cut -d ' ' -f 1 "$BUILD/flags")
+all="tf32 bf16 fp16 fp8-delayed fp8-current fp8-row fp8-block mxfp8 nvfp4
+                bf16:kahan bf16:stochastic:bf16sr bf16:nearest:bf16"
+case $BUILD in *-sanitize) all="bf16:kahan fp16 fp8-delayed nvfp4" ;; esac
+modes=${MODES:-fp32 $all}
+cflags="-O1 $(grep -o -m 1 -e '-m[a-z]*=native' "$BUILD/flags" | head -n 1)"
+[ "$sanitize" = 1 ] && cflags="-O1 -g"
+
+# Where a mode's program goes; MODE is precision[:master[:moments]].
+program_of() { echo "$dir/$(echo "$1" | tr : -)"; }
+
+# build MODE: with the flags of $BUILD but less optimisation: 13 programs in a minute. What they compute is the same.
+flags=$(sed 's/^.* -std=/-std=/; s/-DPRECISION_[a-z0-9_]*//; s/-DMASTER_[a-z0-9]*//; s/-DMOMENTS_[a-z0-9]*//; s/ -O3/ -O1/; s/-Werror//' "$BUILD/flags")
+build() {
+    precision=$(echo "$1" | cut -d : -f 1 | tr - _)
+    master=$(echo "$1" | awk -F : '{ print $2 != "" ? $2 : "fp32" }')
+    moments=$(echo "$1" | awk -F : '{ print $3 != "" ? $3 : "fp32" }')
+    "$cc" dev/test/precision_modes.c -DPRECISION_$precision -DMASTER_$master -DMOMENTS_$moments $flags -o "$(program_of "$1")"
+}
+
+# mean_loss FOLDER: the mean loss of the last ten of a run's steps.
+mean_loss() { sed -n 's/.*"loss":\([0-9.]*\),.*/\1/p' "$1/run.jsonl" | tail -n 10 | awk '{ s += $1 } END { printf "%.6f", s / NR }'; }
+
+# limit MODE: how far from fp32's mean loss of steps 21 to 30 it may be. Ten steps of one seed: chaos has not grown yet.
+limit() {
+    case $1 in
+        tf32) echo 0.001 ;;
+        fp16) echo 0.001 ;;
+        bf16 | bf16:kahan) echo 0.004 ;;
+        fp8-* | mxfp8) echo 0.01 ;;
+        nvfp4) echo 0.03 ;;
+        *) echo 0.02 ;;
+    esac
+}
+
+tiny="--vocab 256 --layers 2 --heads 4 --channels 64 --seq 64 --batch 4 --warmup 10 --val= --sample-every 0 --threads 2 --lr 5e-4"
+
+# options MODE: what makes its short runs show something: every layer cast; a loss scale that overflows and grows.
+options() {
+    case $1 in
+        nvfp4) echo "--fp8-hp-first 0 --fp8-hp-last 0" ;;
+        fp8-delayed) echo "--fp8-history 5" ;;
+        *) : ;;
+    esac
+}
+scaler="--loss-scale-start 268435456 --loss-scale-max 1099511627776 --loss-scale-interval 3"
+
+# resume_test MODE: 12 steps at once, and cut at each of four steps.
+resume_test() {
+    extra=$(options "$1")
+    [ "$1" = fp16 ] && extra="$extra $scaler"
+    rm -rf "$dir/whole" "$dir/cut"
+    # A checkpoint of every step; the cut runs begin with a copy of one of them.
+    "$2" train --train "$dir/data.bin" $tiny $extra --steps 12 --checkpoint-every 1 --keep 0 --out "$dir/whole" \
+        >"$dir/whole.txt" 2>&1 || { fail "$1: 12 steps"; tail -n 5 "$dir/whole.txt"; return; }
+    if [ "$1" = fp16 ]; then
+        skips=$(grep -c '"skipped":1' "$dir/whole/run.jsonl")
+        scales=$(sed -n 's/.*"loss_scale":\([0-9.e+]*\),.*/\1/p' "$dir/whole/run.jsonl" | sort -u | wc -l)
+        if [ "$skips" -ge 2 ] && [ "$scales" -ge 3 ]; then ok "fp16: the resumed run has $skips skips and $scales scales"; else
+            fail "fp16: $skips skips and $scales scales: the run shows nothing of resuming around them"; fi
+    fi
+    for at in 1 5 7 10; do
+        rm -rf "$dir/cut"
+        mkdir "$dir/cut"
+        cp -r "$dir/whole/step_000000$(printf %02d $at)" "$dir/cut"
+        "$2" train --train "$dir/data.bin" $tiny $extra --steps 12 --checkpoint-every 0 --resume --out "$dir/cut" \
+            >"$dir/cut.txt" 2>&1 || { fail "$1: resumed at $at"; tail -n 5 "$dir/cut.txt"; return; }
+        for file in model.safetensors train_state.safetensors; do
+            # The options recorded in the state file differ by --checkpoint-every alone: compare what follows its header.
+            if ! cmp -s "$dir/whole/step_00000012/$file" "$dir/cut/step_00000012/$file" &&
+                ! same_data "$dir/whole/step_00000012/$file" "$dir/cut/step_00000012/$file"; then
+                fail "$1: resumed at step $at, $file is another"
+                return
+            fi
+        done
+        grep -q "precision" "$dir/cut.txt" && { fail "$1: resuming says the precision changed"; return; }
+    done
+    ok "$1: cut at four steps and resumed, the same bytes"
+}
+
+# The tensors of two safetensors files, their headers left out.
+same_data() {
+    for f in "$1" "$2"; do
+        n=$(od -An -tu8 -N8 "$f" | tr -d ' ')
+        tail -c +$((n + 9)) "$f" | cksum
+    done | uniq | wc -l | grep -qx 1
+}
+
+"$BUILD/train_gpt" --version >/dev/null || { echo "no $BUILD/train_gpt"; exit 1; }
+# Two compilers at once: each program is a single file.
+building=
+for mode in $modes; do
+    (build "$mode") >"$dir/built.$mode" 2>&1 && touch "$dir/built.$mode.ok" &
+    case $building in
+        '') building=$! ;;
+        *) wait $building; building=$! ;;
+    esac
+done
+wait
+reference=
+for mode in $modes; do
+    if ! [ -e "$dir/built.$mode.ok" ]; then fail "$mode: does not build"; cat "$dir/built.$mode"; continue; fi
+    program=$(program_of "$mode")
+    [ -s "$dir/data.bin" ] || "$program" data "$dir/data.bin"
+    "$program" >"$dir/unit" 2>&1
+    code=$?
+    summary=$(tail -n 1 "$dir/unit")
+    if [ $code -eq 0 ]; then
+        ok "$mode: $summary"
+        sed -n 's/^    \([a-z0-9-]* .*fprop.*\)/      \1/p' "$dir/unit"
+    else
+        fail "$mode: precision_modes: $summary"
+        grep -v '^ok' "$dir/unit" | sed 's/^/    /' | tail -n 40
+    fi
+    rm -rf "$dir/short"
+    if "$program" train --train "$dir/data.bin" $tiny $(options "$mode") --steps 30 --out "$dir/short" >"$dir/short.txt" 2>&1; then
+        loss=$(mean_loss "$dir/short")
+        [ -n "$reference" ] || reference=$loss
+        gap=$(awk -v a="$loss" -v b="$reference" 'BEGIN { d = a - b; printf "%+.5f", d }')
+        if awk -v g="$gap" -v l="$(limit "$mode")" 'BEGIN { exit !(g <= l && g >= -l) }'; then ok "$mode: 30 steps, loss $loss, fp32 $gap"; else
+            fail "$mode: 30 steps end at loss $loss, fp32's by $gap, allowed $(limit "$mode")"; fi
+    else
+        fail "$mode: 30 steps"
+        tail -n 5 "$dir/short.txt" | sed 's/^/    /'
+    fi
+    resume_test "$mode" "$program"
+done
+
+# says NAME CODE WORDS PROGRAM OPTIONS...: exit code and a line of the output.
+says() {
+    name=$1 code=$2 words=$3
+    shift 3
+    "$@" >"$dir/says" 2>&1
+    got=$?
+    if [ $got -eq "$code" ] && grep -q -e "$words" "$dir/says"; then ok "$name"; else
+        fail "$name: exit code $got, expected $code and: $words"
+        sed 's/^/    /' "$dir/says" | tail -n 8
+    fi
+}
+run_of() { p=$(program_of "$1"); shift; echo "$p train --train $dir/data.bin --vocab 256 --val= --out= --sample-every 0 $*"; }
+has() { case " $(echo $modes) " in *" $1 "*) return 0 ;; esac; return 1; }
+
+if has fp32; then
+    says "an option without effect is refused" 2 "make PRECISION=, one of fp8-delayed" $(run_of fp32 --fp8-history 3)
+    says "the loss scale too" 2 "one of fp16" $(run_of fp32 --loss-scale 8)
+    says "the policy" 0 "= 16" $(run_of fp32 --print-policy)
+fi
+if has fp16; then
+    says "a loss scale that is no power of two" 2 "power of two" $(run_of fp16 --loss-scale 3)
+    says "a loss scale of 0" 2 "neither dynamic nor a power of two" $(run_of fp16 --loss-scale 0)
+    says "fp16's bytes" 0 "= 18" $(run_of fp16 --print-policy)
+fi
+if has fp8-delayed; then
+    says "fp8's bytes" 0 "= 20" $(run_of fp8-delayed --print-policy)
+    says "features that 16 does not divide" 0 "h.0-1.qkv .*bf16: in-features 72 are no multiple of 16" \
+        $(run_of fp8-delayed --layers 2 --channels 72 --heads 4 --seq 50 --batch 1 --steps 2)
+    says "tokens that 16 does not divide" 0 "h.0-1.fc .*all three: fp8-delayed, tokens 50 padded to 64" \
+        $(run_of fp8-delayed --layers 2 --channels 80 --heads 4 --seq 50 --batch 1 --steps 2)
+    says "a layer left out by name" 0 "h.1.fc .*bf16: --fp8-exclude h.1.fc$" \
+        $(run_of fp8-delayed --layers 2 --steps 2 --fp8-exclude h.1.fc)
+    says "Hopper's accumulator" 0 "step 2/2" $(run_of fp8-delayed --layers 1 --channels 32 --batch 1 --seq 32 --steps 2 --acc h14)
+    says "--promote without its model" 2 "no effect without --acc h14" $(run_of fp8-delayed --promote 0)
+fi
+if has nvfp4; then
+    says "nvfp4's bytes" 0 "= 19.1" $(run_of nvfp4 --print-policy)
+    says "layers kept high at both ends" 0 "h.1-2.fc .*all three: nvfp4$" $(run_of nvfp4 --layers 4 --steps 2)
+    says "tokens that 16 does not divide, fp4" 0 "h.1-2.fc .*all three: nvfp4, tokens 50 padded to 64" \
+        $(run_of nvfp4 --layers 4 --channels 64 --seq 50 --batch 1 --steps 2)
+fi
+has mxfp8 && says "mxfp8's bytes" 0 "= 20.06" $(run_of mxfp8 --print-policy)
+has bf16:kahan && says "Kahan's bytes" 0 "= 16" $(run_of bf16:kahan --print-policy)
+has bf16:stochastic:bf16sr && says "the smallest state" 0 "= 10" $(run_of bf16:stochastic:bf16sr --print-policy)
+has bf16:nearest:bf16 &&
+    says "a ratchet is refused" 2 "make MOMENTS=bf16sr" $(run_of bf16:nearest:bf16 --beta2 0.999)
+
+echo "$passed passed, $failed failed, $skipped skipped"
+[ "$failed" -eq 0 ]

@@ -42,12 +42,11 @@ mean_loss() { sed -n 's/.*"loss":\([0-9.]*\),.*/\1/p' "$1/run.jsonl" | tail -n 1
 # limit MODE: how far from fp32's mean loss of steps 21 to 30 it may be. Ten steps of one seed: chaos has not grown yet.
 limit() {
     case $1 in
-        tf32) echo 0.001 ;;
-        fp16) echo 0.001 ;;
-        bf16 | bf16:kahan) echo 0.004 ;;
-        fp8-* | mxfp8) echo 0.01 ;;
-        nvfp4) echo 0.03 ;;
-        *) echo 0.02 ;;
+        tf32 | fp16) echo 0.0003 ;;
+        bf16 | bf16:kahan) echo 0.002 ;;
+        fp8-* | mxfp8) echo 0.003 ;;
+        nvfp4) echo 0.02 ;;
+        *) echo 0.006 ;;
     esac
 }
 

@@ -35,7 +35,7 @@ static double peak_bytes(void) {
 }
 
 static double planned_bytes(Model *model) {
-    Arena *arenas[8];
+    Arena *arenas[8] = {NULL};
     double total = 0;
     for (size_t i = 0, n = model_arenas(model, arenas); i < n; i++) total += (double)arenas[i]->used_bytes;
     return total;

@@ -61,7 +61,7 @@ static inline void precision_options_refuse(const Options *o) {
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         char names[128];
         if (!options_given(o, table[i].option) || table[i].modes >> BUILD_MODE & 1) continue;
-        die_usage("--%s has no effect in this build (PRECISION=%s)\ntry: make PRECISION=, one of %s",
+        die_usage("--%s has no effect in this build (PRECISION=%s)\ntry: make PRECISION=MODE with MODE one of: %s",
                   option_table()[table[i].option].name, build_policy().name,
                   mode_names(names, sizeof names, table[i].modes));
     }

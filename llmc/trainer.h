@@ -97,11 +97,15 @@ static inline void on_signal(int signal_number) {
 }
 
 static inline void install_signals(void) {
-    static const int signals[] = {SIGINT, SIGTERM, SIGUSR1};
-    struct sigaction action;
+    static const int signals[] = {SIGINT, SIGTERM, SIGUSR1, SIGHUP};
+    struct sigaction action, before;
     memset(&action, 0, sizeof action);
     action.sa_handler = on_signal;
-    for (size_t i = 0; i < sizeof signals / sizeof *signals; i++) sigaction(signals[i], &action, NULL);
+    for (size_t i = 0; i < sizeof signals / sizeof *signals; i++) {
+        sigaction(signals[i], NULL, &before);
+        if (signals[i] == SIGHUP && before.sa_handler == SIG_IGN) continue;  // nohup: a closed terminal is no reason to end
+        sigaction(signals[i], &action, NULL);
+    }
 }
 
 // ----------------------------------------------------------------------------------------------------------------
@@ -380,8 +384,14 @@ static inline void resume_policy(Trainer *t) {
 static inline void load_checkpoint(Trainer *t, const char *dir) {
     Message message;
     message_clear(&message);
+    GPTConfig told;
     char *recorded = checkpoint_options(dir, &message);
-    int code = checkpoint_load(&t->checkpointer, dir, &message);
+    int code = checkpoint_config(dir, &told, &message);
+    if (code == CHECKPOINT_OK && told.NH != t->config.NH) {  // the one number of the shape that no tensor's size shows
+        message_add(&message, "'%s' has %zu heads, the options ask for %zu", dir, told.NH, t->config.NH);
+        code = CHECKPOINT_MISMATCH;
+    }
+    if (code == CHECKPOINT_OK) code = checkpoint_load(&t->checkpointer, dir, &message);
     if (code == CHECKPOINT_OK)
         printf("resumed from %s: step %llu, %llu tokens\n", dir, (unsigned long long)t->state.step,
                (unsigned long long)t->state.tokens);

@@ -158,8 +158,8 @@ run_of() { p=$(program_of "$1"); shift; echo "$p train --train $dir/data.bin --v
 has() { case " $(echo $modes) " in *" $1 "*) return 0 ;; esac; return 1; }
 
 if has fp32; then
-    says "an option without effect is refused" 2 "make PRECISION=, one of fp8-delayed" $(run_of fp32 --fp8-history 3)
-    says "the loss scale too" 2 "one of fp16" $(run_of fp32 --loss-scale 8)
+    says "an option without effect is refused" 2 "MODE one of: fp8-delayed" $(run_of fp32 --fp8-history 3)
+    says "the loss scale too" 2 "one of: fp16" $(run_of fp32 --loss-scale 8)
     says "the policy" 0 "= 16" $(run_of fp32 --print-policy)
 fi
 if has fp16; then

@@ -146,6 +146,8 @@ bad_init "--init: nothing there" 1 "nowhere" --init "$dir/nowhere"
 "$tool" tokens "$dir/v70.bin" 1201 70 1
 bad_init "--init and data of a larger vocabulary" 1 'v70.bin.*a vocabulary of 70, the model knows 67 ids' --init "$dir/hf" --train "$dir/v70.bin"
 rm -rf "$dir/r" && run r --steps 8
+run r --steps 9 --resume --heads 4
+judge "--resume with another number of heads, which no tensor's size shows" $? 1 'has 2 heads, the options ask for 4' r
 run r --steps 9 --resume --layers 3
 judge "--resume with another shape" $? 1 'tensor .*h.2.* is missing' r
 check "--resume with another shape: the difference is listed first" grep -q -e '--layers 2 -> 3 (changes what is trained)' "$dir/r.txt"

@@ -27,7 +27,7 @@ pause() {
 # Validation takes most of the time, so that most signals come in one.
 slow="--layers 1 --steps 40 --val $dir/val.bin --val-every 4 --val-steps 0 --total-batch 1024 --checkpoint-every 15"
 run whole $slow
-for signal in INT TERM USR1 TERM USR1 INT; do
+for signal in INT TERM USR1 HUP USR1 INT; do
     rm -rf "$dir/s"
     start s $slow
     wait_for "$dir/s.txt" '^step *2/' && pause 100

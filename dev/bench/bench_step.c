@@ -72,7 +72,7 @@ static void bench(const StepCase *c) {
     BatchShape shape = {c->B, c->T, 0};
     char planned[32], peak[32];
     int32_t *tokens = (int32_t *)checked_calloc(c->B * c->T + 1, sizeof(int32_t), "tokens");
-    double flops_per_s = roofline_flops(thread_count(), 5);
+    double flops_per_s = roofline_flops(thread_count(), 100);  // long enough for the scheduler to spread threads
     model_plan(&model, &c->config, &shape, 0);
     double plan = planned_bytes(&model);
     model_create(&model);

@@ -155,6 +155,18 @@ static inline void linear_delayed_loaded(const LinearRecipe *recipe, Linear *l, 
         l->delayed[role].scale = linear_delayed_block(memory, recipe, l, role)[recipe->history];
 }
 
+// The same where the checkpoint's histories had another length: `from` (from_elems) for all layers to `to` (to_elems).
+// The most recent amaxes stay, and the scales. 0 if from_elems is not that of so many layers.
+static inline int linear_delayed_resize(float *to, size_t to_elems, const float *from, size_t from_elems, size_t layers) {
+    size_t blocks = layers * LINEAR_KINDS * 3, to_block = to_elems / blocks, from_block = from_elems / blocks;
+    if (from_elems % blocks || from_block < 2) return 0;
+    for (size_t i = 0; i < blocks; i++) {
+        delayed_resize_history(to + i * to_block, (int)to_block - 1, from + i * from_block, (int)from_block - 1);
+        to[(i + 1) * to_block - 1] = from[(i + 1) * from_block - 1];
+    }
+    return 1;
+}
+
 CPU_TWIN_BEGIN
 
 // Everything linear layers share.

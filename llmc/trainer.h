@@ -380,6 +380,41 @@ static inline void resume_policy(Trainer *t) {
         t->state.scaler = precision_options_scaler(&t->options, &t->scaler);
 }
 
+// Elements of tensor `name` in the training state of checkpoint `dir`; 0 without.
+static inline size_t saved_elems(const char *dir, const char *name) {
+    SafetensorsFile file;
+    char path[SAFE_PATH_BYTES];
+    size_t elems = 0;
+    Message ignored;
+    message_clear(&ignored);
+    if (!path_join(path, dir, CHECKPOINT_STATE) || !safetensors_open(&file, path, &ignored)) return 0;
+    const SafetensorsEntry *entry = safetensors_find(&file, name);
+    if (entry && entry->ndim == 1) elems = entry->shape[0];
+    safetensors_close(&file);
+    return elems;
+}
+
+// checkpoint_load(), also where --fp8-history has changed: the histories are read as they are, then cut or extended.
+static inline int load_tensors(Trainer *t, const char *dir, Message *message) {
+    CheckpointTensor *history = NULL;
+    for (size_t i = 0; i < t->checkpointer.count; i++)
+        if (strcmp(t->tensors[i].name, "fp8.delayed") == 0) history = &t->tensors[i];
+    size_t elems = history ? history->cols : 0, saved = history ? saved_elems(dir, "fp8.delayed") : 0;
+    if (saved == 0 || saved == elems) return checkpoint_load(&t->checkpointer, dir, message);
+    float *memory = (float *)history->data, *as_saved = (float *)checked_calloc(saved, sizeof(float), "amax histories");
+    history->data = as_saved;
+    history->cols = saved;
+    int code = checkpoint_load(&t->checkpointer, dir, message);
+    history->data = memory;
+    history->cols = elems;
+    if (code == CHECKPOINT_OK && !linear_delayed_resize(memory, elems, as_saved, saved, t->config.L)) {
+        message_add(message, "'%s': fp8.delayed has %zu values, no whole number of histories", dir, saved);
+        code = CHECKPOINT_MISMATCH;
+    }
+    free(as_saved);
+    return code;
+}
+
 // Loads `dir` into the model and the state, and says what differs between its options and today's.
 static inline void load_checkpoint(Trainer *t, const char *dir) {
     Message message;
@@ -391,7 +426,7 @@ static inline void load_checkpoint(Trainer *t, const char *dir) {
         message_add(&message, "'%s' has %zu heads, the options ask for %zu", dir, told.NH, t->config.NH);
         code = CHECKPOINT_MISMATCH;
     }
-    if (code == CHECKPOINT_OK) code = checkpoint_load(&t->checkpointer, dir, &message);
+    if (code == CHECKPOINT_OK) code = load_tensors(t, dir, &message);
     if (code == CHECKPOINT_OK)
         printf("resumed from %s: step %llu, %llu tokens\n", dir, (unsigned long long)t->state.step,
                (unsigned long long)t->state.tokens);

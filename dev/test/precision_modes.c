@@ -425,6 +425,23 @@ TEST(delayed_history_moves_once_a_step) {
     model_destroy(&model);
 }
 
+// Resuming with another --fp8-history: the newest amaxes stay, and the scale in force.
+TEST(histories_change_their_length) {
+    enum { layers = 2, blocks = layers * LINEAR_KINDS * 3 };
+    static float from[blocks * 5], to[blocks * 8], back[blocks * 3];  // histories of 4, 7 and 2, each with its scale
+    for (size_t i = 0; i < blocks; i++)
+        for (size_t k = 0; k < 5; k++) from[i * 5 + k] = (float)(100 * i + k);
+    CHECK(linear_delayed_resize(to, blocks * 8, from, blocks * 5, layers), "refused");
+    CHECK(linear_delayed_resize(back, blocks * 3, to, blocks * 8, layers), "refused");
+    for (size_t i = 0; i < blocks; i++) {
+        float base = (float)(100 * i);
+        CHECK(to[i * 8] == base && to[i * 8 + 6] == base + 3 && to[i * 8 + 4] == base + 1 && to[i * 8 + 3] == 0 &&
+              to[i * 8 + 7] == base + 4, "history %zu, longer", i);
+        CHECK(back[i * 3] == base && back[i * 3 + 1] == base + 3 && back[i * 3 + 2] == base + 4, "history %zu, shorter", i);
+    }
+    CHECK(!linear_delayed_resize(to, blocks * 8, from, blocks * 5 - 1, layers), "half a history is taken");
+}
+
 TEST(delayed_starts_as_current_scaling) {
     static int32_t inputs[N_], targets[N_];
     double loss[2] = {0, 0};
@@ -723,6 +740,7 @@ int main(int argc, char **argv) {
     RUN(threads_change_no_bit);
     RUN(agrees_with_pytorch_autocast);
     RUN(delayed_history_moves_once_a_step);
+    RUN(histories_change_their_length);
     RUN(delayed_starts_as_current_scaling);
     RUN(skipped_step_changes_nothing);
     RUN(broken_forward_pass_ends_the_run);

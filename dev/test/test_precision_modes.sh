@@ -143,6 +143,27 @@ for mode in $modes; do
     resume_test "$mode" "$program"
 done
 
+# A checkpoint of one build goes on in another, which says so; with another history the scales in force stay.
+go_on() {
+    name=$1 from=$2 to=$3 words=$4
+    shift 4
+    rm -rf "$dir/go"
+    "$(program_of "$from")" train --train "$dir/data.bin" $tiny --steps 6 --out "$dir/go" >"$dir/go.txt" 2>&1 &&
+        "$(program_of "$to")" train --train "$dir/data.bin" $tiny --steps 9 --resume --out "$dir/go" "$@" >"$dir/go.txt" 2>&1
+    got=$?
+    if [ $got -eq 0 ] && grep -q -e "$words" "$dir/go.txt" && [ -d "$dir/go/step_00000009" ]; then ok "$name"; else
+        fail "$name: exit code $got, expected 0 and: $words"
+        tail -n 8 "$dir/go.txt" | sed 's/^/    /'
+    fi
+}
+both() { case " $(echo $modes) " in *" $1 "*) case " $(echo $modes) " in *" $2 "*) return 0 ;; esac ;; esac; return 1; }
+both fp16 fp16 && both fp32 fp32 && go_on "fp32's run in fp16" fp32 fp16 "precision fp32 (master fp32, moments fp32) -> fp16"
+both fp8-delayed bf16 && go_on "bf16's run in fp8" bf16 fp8-delayed "precision bf16 .* -> fp8-delayed"
+both bf16 bf16:kahan && go_on "bf16's run without masters" bf16 bf16:kahan "-> bf16 (kahan, fp32)"
+both bf16 bf16:kahan && go_on "and back" bf16:kahan bf16 "(master kahan, moments fp32) -> bf16 (fp32, fp32)"
+both fp8-delayed fp8-delayed && go_on "a longer history" fp8-delayed fp8-delayed "fp8-history 16 -> 40" --fp8-history 40 &&
+    go_on "a shorter history" fp8-delayed fp8-delayed "fp8-history 16 -> 3" --fp8-history 3
+
 # says NAME CODE WORDS PROGRAM OPTIONS...: exit code and a line of the output.
 says() {
     name=$1 code=$2 words=$3

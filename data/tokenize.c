@@ -20,9 +20,9 @@
 #define CHUNKS_PER_THREAD 4
 #define WRITE_BUFFER_IDS ((size_t)1 << 16)
 
-// Words of a token file's header that llm.c leaves 0 and never reads: this program notes there which tokenizer made the
-// file, so that --decode needs no options. 0 is "not said".
-enum { HEADER_MAGIC = 0, HEADER_VERSION, HEADER_COUNT, HEADER_VOCABULARY, HEADER_TOKENIZER, HEADER_FINGERPRINT };
+// A token file's header; its words from TOKENS_NOTE_VOCABULARY on say which tokenizer made it, so that --decode needs no
+// options.
+enum { HEADER_MAGIC = 0, HEADER_VERSION, HEADER_COUNT };
 
 enum { TRAIN = 0, VAL = 1, SPLITS = 2 };
 static const char *const split_names[SPLITS] = {"train", "val"};
@@ -214,9 +214,9 @@ static void shard_end(ShardWriter *w) {
     header[HEADER_MAGIC] = w->token_bytes == 2 ? TOKENS_MAGIC_UINT16 : TOKENS_MAGIC_UINT32;
     header[HEADER_VERSION] = w->token_bytes == 2 ? TOKENS_VERSION_UINT16 : TOKENS_VERSION_UINT32;
     header[HEADER_COUNT] = (uint32_t)w->count;
-    header[HEADER_VOCABULARY] = (uint32_t)w->tokenizer->V;
-    header[HEADER_TOKENIZER] = (uint32_t)w->tokenizer->kind;
-    header[HEADER_FINGERPRINT] = w->tokenizer->fingerprint;
+    header[TOKENS_NOTE_VOCABULARY] = (uint32_t)w->tokenizer->V;
+    header[TOKENS_NOTE_TOKENIZER] = (uint32_t)w->tokenizer->kind;
+    header[TOKENS_NOTE_FINGERPRINT] = w->tokenizer->fingerprint;
     if (fflush(w->file) != 0 || fseeko(w->file, 0, SEEK_SET) != 0)
         die("cannot write to '%s': %s", w->path, strerror(errno));
     file_write(w->file, header, sizeof header, w->path);
@@ -639,7 +639,7 @@ static void tokenize(const Options *o) {
 
 // Loads the tokenizer that the command line or else the token file names.
 static void decode_tokenizer(const Options *o, Tokenizer *t, const uint32_t *header, const char *path) {
-    uint32_t kind = header[HEADER_TOKENIZER];
+    uint32_t kind = header[TOKENS_NOTE_TOKENIZER];
     if (!o->tokenizer && kind == TOKENIZER_GPT2)
         die_usage("'%s' was made with the gpt2 tokenizer\ntry: --vocab FOLDER, with encoder.json and vocab.bpe in it",
                   path);
@@ -649,8 +649,8 @@ static void decode_tokenizer(const Options *o, Tokenizer *t, const uint32_t *hea
             "try: --tokenizer byte, or --vocab FOLDER with encoder.json and vocab.bpe in it",
             path);
     tokenizer_load(t, o->vocab ? o->vocab : "byte");
-    if (header[HEADER_FINGERPRINT] && header[HEADER_FINGERPRINT] != t->fingerprint)
-        die("'%s' was made with another vocabulary (%u ids) than '%s' (%zu ids)", path, header[HEADER_VOCABULARY],
+    if (header[TOKENS_NOTE_FINGERPRINT] && header[TOKENS_NOTE_FINGERPRINT] != t->fingerprint)
+        die("'%s' was made with another vocabulary (%u ids) than '%s' (%zu ids)", path, header[TOKENS_NOTE_VOCABULARY],
             o->vocab ? o->vocab : "byte", t->V);
 }
 

@@ -519,7 +519,7 @@ static inline int checkpoint_read_tensor(Checkpointer *ck, const CheckpointTenso
             now = 1;
             if (tensor->dtype == ST_BF16) {
                 for (size_t i = 0; i < elems; i++)
-                    ((uint16_t *)ck->stage[0])[i] = safetensors_f32_to_bf16(((float *)ck->stage[1])[i]);
+                    ((uint16_t *)ck->stage[0])[i] = encode_bf16(((float *)ck->stage[1])[i]);
                 now = 0;
             }
         }

@@ -9,6 +9,7 @@
 #ifndef LLMC_SAFETENSORS_H
 #define LLMC_SAFETENSORS_H
 
+#include "formats.h"
 #include "json.h"
 #include "safe_file.h"
 
@@ -78,30 +79,6 @@ static inline const char *safetensors_shape_text(char *text, int dtype, int ndim
 // ----------------------------------------------------------------------------------------------------------------
 // Conversion of values (on loading only: what is saved is saved as it is)
 
-static inline float safetensors_f16_to_f32(uint16_t half) {
-    uint32_t sign = (uint32_t)(half & 0x8000) << 16, rest = half & 0x7FFF, bits;
-    float value;
-    if (rest >= 0x7C00) {
-        bits = 0x7F800000 | (rest & 0x3FF) << 13;
-    } else if (rest >= 0x400) {
-        bits = (rest << 13) + ((127 - 15) << 23);
-    } else {
-        value = (float)rest * 0x1p-24f;  // subnormal: exact in float
-        memcpy(&bits, &value, sizeof bits);
-    }
-    bits |= sign;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-// To nearest, ties to even; NaN stays NaN.
-static inline uint16_t safetensors_f32_to_bf16(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    if ((bits & 0x7FFFFFFF) > 0x7F800000) return (uint16_t)(bits >> 16 | 0x40);
-    return (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
-}
-
 // out (n) float = in (n) of one of the four float dtypes.
 static inline void safetensors_to_f32(float *out, const void *in, int dtype, size_t n) {
     if (dtype == ST_F32) memcpy(out, in, n * sizeof(float));
@@ -109,10 +86,9 @@ static inline void safetensors_to_f32(float *out, const void *in, int dtype, siz
         if (dtype == ST_F64) {
             out[i] = (float)((const double *)in)[i];
         } else if (dtype == ST_F16) {
-            out[i] = safetensors_f16_to_f32(((const uint16_t *)in)[i]);
+            out[i] = decode_fp16(((const uint16_t *)in)[i]);
         } else {
-            uint32_t bits = (uint32_t)((const uint16_t *)in)[i] << 16;
-            memcpy(&out[i], &bits, sizeof bits);
+            out[i] = decode_bf16(((const uint16_t *)in)[i]);
         }
     }
 }

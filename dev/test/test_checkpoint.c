@@ -157,7 +157,7 @@ TEST(bf16_weights_and_conversion) {
     uint16_t *halves = (uint16_t *)checked_calloc(m.elems, 2, "bf16 weights");
     size_t each = checkpoint_parameter_tensors(&config), wrong = 0;
     checkpoint_parameters(m.list, &config, halves, CHECKPOINT_IN_MODEL, "transformer.", ST_BF16);
-    for (size_t e = 0; e < m.elems; e++) halves[e] = safetensors_f32_to_bf16(test_value(3, 0, e));
+    for (size_t e = 0; e < m.elems; e++) halves[e] = encode_bf16(test_value(3, 0, e));
     message_clear(&m.message);
     CHECK(checkpoint_save(&m.ck, 3, &m.message) == CHECKPOINT_OK, "%s", m.message.text);
     CHECK(safetensors_open(&file, test_file(path, out, 3, CHECKPOINT_MODEL), &m.message), "%s", m.message.text);
@@ -169,7 +169,7 @@ TEST(bf16_weights_and_conversion) {
     for (size_t t = 0; t < each; t++)
         for (size_t i = 0; i < m.list[t].rows * m.list[t].cols; i++) {
             uint16_t *x = (uint16_t *)m.list[t].data + i;
-            wrong += *x != safetensors_f32_to_bf16(test_value(3, 0, (size_t)(x - halves)));
+            wrong += *x != encode_bf16(test_value(3, 0, (size_t)(x - halves)));
         }
     CHECK(wrong == 0, "bf16 to bf16: %zu wrong", wrong);
     checkpoint_parameters(m.list, &config, m.arena[0], CHECKPOINT_IN_MODEL, "transformer.", ST_F32);  // into fp32
@@ -177,7 +177,7 @@ TEST(bf16_weights_and_conversion) {
     TEST_EACH(
         &m, if (k == 0) {
             float expected;
-            uint32_t bits = (uint32_t)safetensors_f32_to_bf16(test_value(3, 0, e)) << 16;
+            uint32_t bits = (uint32_t)encode_bf16(test_value(3, 0, e)) << 16;
             memcpy(&expected, &bits, 4);
             wrong += *x != expected;
         });

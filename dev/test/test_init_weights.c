@@ -277,7 +277,7 @@ static size_t write_bin(const char *path, int version, int32_t Vp) {
                     else snprintf(name, sizeof name, "transformer.h.%d.%s", l, names[p]);
                     float x = fixture_value(name, matrix ? c * shapes[p][0] + r : r * shapes[p][1] + c);
                     if (p == 0 && r >= 19) x = NAN;  // padding may hold anything
-                    uint16_t half = safetensors_f32_to_bf16(x);
+                    uint16_t half = encode_bf16(x);
                     file_write(f, version == 3 ? (void *)&x : (void *)&half, version == 3 ? 4 : 2, path);
                     bytes += version == 3 ? 4 : 2;
                 }

@@ -306,13 +306,13 @@ static double half_value(unsigned h) {
 
 TEST(conversions) {
     for (unsigned h = 0; h < 65536; h++) {
-        float f = safetensors_f16_to_f32((uint16_t)h);
+        float f = decode_fp16((uint16_t)h);
         double d = half_value(h);
         CHECK((isnan(f) && isnan(d)) || ((double)f == d && !signbit(f) == !signbit(d)), "f16 %04x is %g, not %g", h,
               (double)f, d);
         uint32_t bits = h << 16;
         memcpy(&f, &bits, 4);
-        uint16_t back = safetensors_f32_to_bf16(f);
+        uint16_t back = encode_bf16(f);
         CHECK(isnan(f) ? (back & 0x7F80) == 0x7F80 && (back & 0x7F) : back == h, "bf16 %04x comes back as %04x", h,
               back);
     }
@@ -324,7 +324,7 @@ TEST(conversions) {
     for (int i = 0; i < 5; i++) {
         float f;
         memcpy(&f, &ties[i].f, 4);
-        CHECK(safetensors_f32_to_bf16(f) == ties[i].b, "%08x", ties[i].f);
+        CHECK(encode_bf16(f) == ties[i].b, "%08x", ties[i].f);
     }
 }
 
@@ -342,7 +342,7 @@ TEST(finds_the_first_nonfinite) {
             for (int kind = 0; kind < 3; kind++) {
                 float f32 = kind == 0 ? NAN : kind == 1 ? INFINITY : -INFINITY;
                 double f64 = (double)f32;
-                uint16_t f16 = kind == 0 ? 0x7E00 : kind == 1 ? 0x7C00 : 0xFC00, bf16 = safetensors_f32_to_bf16(f32);
+                uint16_t f16 = kind == 0 ? 0x7E00 : kind == 1 ? 0x7C00 : 0xFC00, bf16 = encode_bf16(f32);
                 const void *from = d == 0   ? (void *)&f32
                                    : d == 1 ? (void *)&f64
                                    : d == 2 ? (void *)&f16

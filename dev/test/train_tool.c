@@ -154,7 +154,7 @@ static void load_weights(Weights *w, const char *dir) {
 }
 
 static void put_float(FILE *file, float value, int as_bf16, const char *path) {
-    uint16_t half = safetensors_f32_to_bf16(value);
+    uint16_t half = encode_bf16(value);
     if (as_bf16) file_write(file, &half, sizeof half, path);
     else file_write(file, &value, sizeof value, path);
 }

@@ -12,21 +12,7 @@ if ! command -v python3 >/dev/null 2>&1; then
     exit 0
 fi
 
-passed=0 failed=0
-
-# ok NAME COMMAND...: succeeds.
-ok() {
-    name=$1
-    shift
-    if "$@" >"$dir/log" 2>&1; then
-        passed=$((passed + 1))
-        echo "ok    $name"
-    else
-        failed=$((failed + 1))
-        echo "FAIL  $name"
-        sed 's/^/    /' "$dir/log" | tail -n 20
-    fi
-}
+. dev/test/check_lib.sh
 
 # refuses NAME CODE PATTERN COMMAND...: the exit code, and a line that matches.
 refuses() {
@@ -34,7 +20,7 @@ refuses() {
     shift 3
     "$@" >"$dir/log" 2>&1
     got=$?
-    ok "$name" test "$got:$(grep -c -- "$pattern" "$dir/log")" = "$code:1"
+    check "$name" test "$got:$(grep -c -- "$pattern" "$dir/log")" = "$code:1"
 }
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -110,8 +96,8 @@ assert reader.counts["svg"] >= 8 and "25% &lt;of&gt; it" in page and "qkv.dy.dgr
 assert not re.search(r"\bnan\b|\binf\b", page), "a number that is none"
 END
 }
-ok "a report of made-up runs" python3 scripts/compare_report.py "$dir/made"
-ok "what it says" check_made
+check "a report of made-up runs" python3 scripts/compare_report.py "$dir/made"
+check "what it says" check_made
 refuses "a report of nothing" 1 "there are no runs in" python3 scripts/compare_report.py "$dir/nowhere"
 mkdir -p "$dir/empty/runs/bf16"
 refuses "a report without fp32" 1 "has no run 'fp32'" python3 scripts/compare_report.py "$dir/empty"
@@ -134,19 +120,19 @@ rehearse() {
     compare --steps 12 --seeds 2 --batch 2 --seq 16 bf16 -- --layers 1 --heads 2 --channels 32 --val-steps 1 \
         --train "$dir/data_train_*.bin" --val "$dir/data_val_*.bin" --threads 1 "$@"
 }
-ok "two modes, two seeds" rehearse
-ok "all runs are there" test "$(cd "$dir/out/runs" && echo *)" = "bf16 fp32 fp32.order fp32.seed2"
-ok "both reports" test -s "$dir/out/compare.html" -a -s "$dir/out/compare.md"
-ok "finished runs keep no checkpoints" sh -c "! ls -d '$dir'/out/runs/*/step_*"
-ok "bf16 has 12 steps and reports" sh -c "grep -q '\"step\":12,' '$dir/out/runs/bf16/run.jsonl' &&
+check "two modes, two seeds" rehearse
+check "all runs are there" test "$(cd "$dir/out/runs" && echo *)" = "bf16 fp32 fp32.order fp32.seed2"
+check "both reports" test -s "$dir/out/compare.html" -a -s "$dir/out/compare.md"
+check "finished runs keep no checkpoints" sh -c "! ls -d '$dir'/out/runs/*/step_*"
+check "bf16 has 12 steps and reports" sh -c "grep -q '\"step\":12,' '$dir/out/runs/bf16/run.jsonl' &&
     grep -q '\"lost_frac\"' '$dir/out/runs/bf16/numerics.jsonl'"
-ok "the other order is another sum" sh -c "! cmp -s '$dir/out/runs/fp32/run.jsonl' '$dir/out/runs/fp32.order/run.jsonl'"
-ok "no program is linked to" sh -c "! readlink train_gpt | grep -q '$dir'"
+check "the other order is another sum" sh -c "! cmp -s '$dir/out/runs/fp32/run.jsonl' '$dir/out/runs/fp32.order/run.jsonl'"
+check "no program is linked to" sh -c "! readlink train_gpt | grep -q '$dir'"
 
 # Killed in the middle of a run: the same command goes on, and makes only what is missing.
 cp "$dir/out/runs/fp32/run.jsonl" "$dir/before"
-ok "other options" rehearse --lr 2e-3
-ok "all is made again" sh -c "! grep 'done before' '$dir/said' && ! cmp -s '$dir/before' '$dir/out/runs/fp32/run.jsonl'"
+check "other options" rehearse --lr 2e-3
+check "all is made again" sh -c "! grep 'done before' '$dir/said' && ! cmp -s '$dir/before' '$dir/out/runs/fp32/run.jsonl'"
 long() {
     exec sh scripts/compare_precisions.sh --out "$dir/long" --steps 800 --seeds 1 --batch 2 --seq 16 fp32 -- --layers 1 \
         --heads 2 --channels 32 --train "$dir/data_train_*.bin" --val "$dir/data_val_*.bin" --val-every 0 --threads 1
@@ -160,16 +146,15 @@ while [ "$(grep -c . "$dir/long/runs/fp32/run.jsonl" 2>/dev/null || echo 0)" -lt
 done
 kill -TERM "$pid"
 wait "$pid"
-ok "it says that it stopped" test "$?:$(grep -c '^stopped; the same command goes on' "$dir/said")" = 130:1
+check "it says that it stopped" test "$?:$(grep -c '^stopped; the same command goes on' "$dir/said")" = 130:1
 head -n 10 "$dir/long/runs/fp32/run.jsonl" >"$dir/before"
-ok "not as if it were done" test ! -e "$dir/long/runs/fp32/done"
+check "not as if it were done" test ! -e "$dir/long/runs/fp32/done"
 (long) >"$dir/said" 2>&1
-ok "and comes to the end" test "$?:$(grep -c '"step":800,' "$dir/long/runs/fp32/run.jsonl")" = 0:1
+check "and comes to the end" test "$?:$(grep -c '"step":800,' "$dir/long/runs/fp32/run.jsonl")" = 0:1
 head -n 10 "$dir/long/runs/fp32/run.jsonl" >"$dir/after"
-ok "from where it was" cmp "$dir/before" "$dir/after"
-ok "no step twice" test "$(grep -c . "$dir/long/runs/fp32/run.jsonl")" = 801
+check "from where it was" cmp "$dir/before" "$dir/after"
+check "no step twice" test "$(grep -c . "$dir/long/runs/fp32/run.jsonl")" = 801
 (long) >"$dir/said" 2>&1
-ok "once more makes nothing" test "$(grep -c 'done before' "$dir/said")" = 2
+check "once more makes nothing" test "$(grep -c 'done before' "$dir/said")" = 2
 
-echo "$passed passed, $failed failed, 0 skipped"
-[ "$failed" -eq 0 ]
+summary

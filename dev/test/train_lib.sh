@@ -6,22 +6,7 @@ case $train in /*) ;; *) train=$PWD/$train ;; esac
 dir=$(mktemp -d "${TMPDIR:-/tmp}/train_gpt_runs.XXXXXX") || exit 1
 trap 'chmod -R u+w "$dir"; rm -rf "$dir"' EXIT
 trap 'exit 130' INT TERM
-passed=0 failed=0 skipped=0
-
-ok() { passed=$((passed + 1)); echo "ok    $1"; }
-fail() { failed=$((failed + 1)); echo "FAIL  $*"; }
-skip() { skipped=$((skipped + 1)); echo "skip  $*"; }
-summary() { echo "$passed passed, $failed failed, $skipped skipped"; [ "$failed" -eq 0 ]; exit $?; }
-
-# check NAME COMMAND...: the command succeeds. What it printed is shown where it does not.
-check() {
-    name=$1
-    shift
-    if "$@" >"$dir/check.out" 2>&1; then ok "$name"; else
-        fail "$name: $* gives $?"
-        tail -n 25 "$dir/check.out" | sed 's/^/    /'
-    fi
-}
+. dev/test/check_lib.sh
 
 # run FOLDER OPTIONS...: a tiny training into $dir/FOLDER; its exit code, with what it printed in $dir/FOLDER.txt. Of
 # several values of an option the last wins; a run that is not to keep anything says --out ''.

@@ -393,7 +393,7 @@ static inline const uint8_t *tokenizer_decode(const Tokenizer *t, int32_t id, si
         *bytes = t->bpe.starts[id + 1] - t->bpe.starts[id];
         return t->bpe.pool + t->bpe.starts[id];
     }
-    if (id == t->end_of_text) {
+    if (id > UINT8_MAX) { // the one id of this tokenizer that is no byte: end_of_text
         *bytes = sizeof TOKENIZER_END_OF_TEXT - 1;
         return (const uint8_t *)TOKENIZER_END_OF_TEXT;
     }

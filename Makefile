@@ -314,6 +314,7 @@ test-exhaustive: $(addprefix $(B)/,$(EXHAUSTIVE))
 
 bench: $(PROGRAMS) $(addprefix $(B)/,$(BENCHES))
 	@set -e; for bench in $(BENCHES); do echo "== $$bench"; BUILD=$(B) $(B)/$$bench; done
+	@MAKE="$(MAKE)" sh dev/bench/modes.sh
 	@LLMC="$(LLMC)" PYTHON="$(PYTHON)" sh dev/bench/peers.sh
 
 # DEMOS="sum weight" prints only these.

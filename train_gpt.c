@@ -193,6 +193,14 @@ static void model_set_recipe(Model *model, const LinearRecipe *recipe) {
     model_lay_out(model);
 }
 
+// After model_plan(), before model_create(). This trainer has one rank.
+static void model_set_parallel(Model *model, const Parallel *parallel) {
+    (void)model;
+    if (parallel->ranks > 1)
+        die_usage("the CPU trainer has one rank, not %zu\ntry: one process, which uses all cores; or make DEVICE=cuda",
+                  parallel->ranks);
+}
+
 // The memory arenas come from, in bytes, and what to call it. SIZE_MAX: unknown. A plan (dry_run) asks the same.
 static size_t model_memory_bytes(int dry_run, const char **owner) {
     long pages = sysconf(_SC_PHYS_PAGES), page_bytes = sysconf(_SC_PAGESIZE);

@@ -289,6 +289,11 @@ static void model_plan(Model *model, const GPTConfig *config, const BatchShape *
 // After model_plan(), before model_create(). Linear layers here read what is stored: there is no recipe to choose.
 static void model_set_recipe(Model *model, const LinearRecipe *recipe) { model->recipe = *recipe; }
 
+// After model_plan(), before model_create().
+static void model_set_parallel(Model *, const Parallel *parallel) {
+    if (parallel->ranks > 1) die_usage("several ranks are not part of this version");
+}
+
 // The most sequences a micro-batch of this model may have in `bytes`; 0: none.
 static size_t largest_batch(const Model *model, size_t bytes) {
     size_t low = 0, high = model->shape.B;

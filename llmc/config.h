@@ -42,6 +42,14 @@ static inline const NamedShape *find_shape(const char *name) {
     return NULL;
 }
 
+// Which of how many ranks this one is, and what they share out. One rank, all zero: nothing is.
+typedef struct {
+    size_t rank, ranks;
+    int zero;             // 0: every rank has everything; 1: masters and moments are shared out; 2: gradients, too
+    int reduce_bf16;      // gradients are summed over ranks in bf16, else fp32
+    size_t bucket_bytes;  // of fp32 gradients that are reduced at once
+} Parallel;
+
 // Sets V and Vp.
 static inline void config_set_vocab(GPTConfig *config, size_t V) {
     config->V = V;

@@ -2,7 +2,7 @@
 // comparison at resume are all made from it and cannot drift apart.
 //
 //     Options options;
-//     options_parse(&options, argc, argv);                    // --help and --version print and exit 0
+//     options_parse(&options, argc, argv, ranks);             // --help and --version print and exit 0
 //     if (options.dry_run) ...   if (options_given(&options, OPTION_steps)) ...
 //
 // --name value, --name=value, --flag, --no-flag (also --flag=0, --flag 1), and llm.c's short names, of which a flag
@@ -61,7 +61,7 @@
     X(BATCH,      "seq", "t",                 COUNT, seq,                64, RANGE(1, 1073741824), WEIGHTS,            \
       "T", "tokens a sequence")                                                                                        \
     X(BATCH,      "total-batch", "d",         COUNT, total_batch,        0, RANGE(0, OPTION_MAX_COUNT), WEIGHTS,       \
-      "TOKENS", "tokens a step, over several micro-batches; 0: batch x seq")                                           \
+      "TOKENS", "tokens a step, over micro-batches and ranks; 0: one of each")                                           \
     X(BATCH,      "steps", "x",               COUNT, steps,              0, RANGE(0, OPTION_MAX_COUNT), WEIGHTS,       \
       "N", "optimizer steps; 0: as --epochs says")                                                                     \
     X(BATCH,      "epochs", NULL,             REAL,  epochs,             1, RANGE(1e-9, 1e9), WEIGHTS,                 \
@@ -170,8 +170,20 @@
       "N", "0: what OpenMP finds; any number gives the same bits")                                                     \
     X(DEVICES,    "recompute", "r",           COUNT, recompute,          0, RANGE(0, 2), BESIDE,                       \
       "LEVEL", "to save memory: 1 GELU, 2 layernorm too; same bits")                                                   \
+    X(DEVICES,    "zero", "z",                COUNT, zero,               0, RANGE(0, 2), BESIDE,                       \
+      "LEVEL", "several ranks share out: 1 masters and moments, 2 gradients too")                                      \
+    X(DEVICES,    "reduce", NULL,             TEXT,  reduce,             "fp32",                                       \
+      CHOICES("fp32|bf16"), WEIGHTS, "FORMAT", "in which gradients are summed over ranks")                             \
+    X(DEVICES,    "bucket", NULL,             REAL,  bucket,             64, RANGE(0.001, 65536), BESIDE,              \
+      "MIB", "gradients reduced at once while the backward pass goes on")                                              \
+    X(DEVICES,    "ranks", NULL,              COUNT, ranks,              0, RANGE(0, 65536), THIS_CALL,                \
+      "R", "--dry-run: plan for so many; otherwise mpirun, srun, torchrun start them")                                 \
+    X(DEVICES,    "timeout", NULL,            COUNT, timeout,            600, RANGE(0, 1000000), THIS_CALL,            \
+      "SECONDS", "a rank that does not move for so long ends the run; 0: never")                                       \
     X(DEBUGGING,  "numerics-every", NULL,     COUNT, numerics_every,     0, RANGE(0, OPTION_MAX_COUNT), BESIDE,        \
       "STEPS", "report what number formats do this often (numerics.jsonl); 0: never")                                  \
+    X(DEBUGGING,  "check-replicas", NULL,     COUNT, check_replicas,     0, RANGE(0, OPTION_MAX_COUNT), BESIDE,        \
+      "STEPS", "compare the weights of all ranks this often; 0: never")                                                \
     X(DEBUGGING,  "overfit", "a",             FLAG,  overfit,            0, ANY, WEIGHTS,                              \
       NULL, "train on the first batch over and over")                                                                  \
     X(DEBUGGING,  "dry-run", NULL,            FLAG,  dry_run,            0, ANY, THIS_CALL,                            \
@@ -397,20 +409,21 @@ typedef struct {
     const char *alias, *harmless, *what;
 } ForeignOption;
 
+#define TOLD_BY_LAUNCHER "telling several ranks by options (mpirun, srun and torchrun do without)"
+
 static inline const ForeignOption *foreign_option(const char *alias) {
     static const ForeignOption options[] = {
-        {"z", "0", "sharding the optimizer over ranks (ZeRO)"},
         {"h", "0", "the HellaSwag evaluation"},
         {"f", "0", "overriding TF32"},
         {"w", "1", "dropping the fp32 master weights"},
         {"ge", "0", "fusing GELU into the matrix product"},
         {"lg", "-1", "logging the GPU's state"},
-        {"pn", "1", "a run with several ranks"},
-        {"pr", "0", "a run with several ranks"},
-        {"pg", "1", "a run with several ranks"},
-        {"pi", "mpi", "a run with several ranks"},
-        {"ps", "", "a run with several ranks"},
-        {"pf", "", "a run with several ranks"},
+        {"pn", "1", TOLD_BY_LAUNCHER},
+        {"pr", "0", TOLD_BY_LAUNCHER},
+        {"pg", "1", TOLD_BY_LAUNCHER},
+        {"pi", "mpi", TOLD_BY_LAUNCHER},
+        {"ps", "", TOLD_BY_LAUNCHER},
+        {"pf", "", TOLD_BY_LAUNCHER},
     };
     for (size_t i = 0; i < sizeof options / sizeof options[0]; i++)
         if (strcmp(alias, options[i].alias) == 0) return &options[i];
@@ -588,8 +601,8 @@ static inline void options_apply_model(Options *o) {
 }
 
 // Resolves the zeros that stand for another option's value, and refuses what does not go together. The parts check
-// what only they know: the vocabulary, the data, the folder.
-static inline void options_finish(Options *o) {
+// what only they know: the vocabulary, the data, the folder. `ranks`: of this run, as its launcher says.
+static inline void options_finish(Options *o, size_t ranks) {
     options_apply_model(o);
     if (!o->max_seq) o->max_seq = o->seq;
     if (o->seq > o->max_seq)
@@ -598,24 +611,31 @@ static inline void options_finish(Options *o) {
     if (o->channels % o->heads != 0)
         die_usage("--heads %zu does not divide --channels %zu\nwhy: each head gets channels / heads columns", o->heads,
                   o->channels);
-    size_t micro = size_mul(o->batch, o->seq);
+    if (o->ranks && o->ranks != ranks && !o->dry_run)
+        die_usage("--ranks %zu, but this run has %zu\nwhy: the launcher starts the ranks; the option is for plans\n"
+                  "try: --dry-run, or mpirun -np %zu, srun -n %zu, scripts/launch.sh %zu",
+                  o->ranks, ranks, o->ranks, o->ranks, o->ranks);
+    if (!o->ranks) o->ranks = ranks;
+    size_t micro = size_mul(size_mul(o->batch, o->seq), o->ranks);
+    char ranks_text[48] = "";
+    if (o->ranks > 1) snprintf(ranks_text, sizeof ranks_text, " x %zu ranks", o->ranks);
     if (!o->total_batch) o->total_batch = micro;
     if (o->total_batch % micro != 0) {
         size_t nearest = max_size(o->total_batch / micro, 1) * micro;
         die_usage(
-            "--total-batch %zu is not a multiple of --batch %zu x --seq %zu = %zu tokens\n"
+            "--total-batch %zu is not a multiple of --batch %zu x --seq %zu%s = %zu tokens\n"
             "why: a step is a whole number of micro-batches\ntry: --total-batch %zu, or another --batch",
-            o->total_batch, o->batch, o->seq, micro, nearest);
+            o->total_batch, o->batch, o->seq, ranks_text, micro, nearest);
     }
     if (o->steps && o->given[OPTION_epochs])
         die_usage("--steps %zu and --epochs both say how long to train\ntry: only one of them", o->steps);
 }
 
-// Fills *o from the command line (texts point into argv), resolved and checked.
-static inline void options_parse(Options *o, int argc, char **argv) {
+// Fills *o from the command line (texts point into argv), resolved and checked, for a run of `ranks` ranks.
+static inline void options_parse(Options *o, int argc, char **argv, size_t ranks) {
     options_defaults(o);
     for (int i = 1; i < argc; i++) option_parse_one(o, argc, argv, &i);
-    options_finish(o);
+    options_finish(o, ranks);
 }
 
 // ----------------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@
 //     model_plan(m, config, shape, decode_T)   work out every arena, allocate nothing
 //     model_arenas(m, arenas)                  the arenas, for the memory plan
 //     model_set_recipe(m, recipe)              what linear layers do, before the memory plan is looked at
+//     model_set_parallel(m, parallel)          ranks and what they share out, likewise
 //     model_memory_bytes(dry_run, &owner)      what the arenas may take together, and of whom
 //     model_create(m), model_destroy(m)        allocate, free
 //     model_init_weights(m, seed)              GPT-2's random start
@@ -51,6 +52,7 @@ typedef struct {
     GPTConfig config;
     Schedule schedule;
     GradScalerOptions scaler;  // its state is in `state`
+    Parallel parallel;
     Model model;
     DataLoader train, val;
     uint64_t val_sequences;  // of a validation; 0: none
@@ -165,6 +167,12 @@ static inline void setup_batch(Trainer *t) {
     t->micro_batches = o->total_batch / size_mul(o->batch, o->seq);
 }
 
+// Of --ranks ranks this is the first, until the launcher says otherwise.
+static inline Parallel setup_parallel(const Options *o) {
+    Parallel parallel = {0, o->ranks, (int)o->zero, strcmp(o->reduce, "bf16") == 0, (size_t)(o->bucket * 1048576.0)};
+    return parallel;
+}
+
 static inline void setup_schedule(Trainer *t) {
     const Options *o = &t->options;
     schedule_parse(&t->schedule.kind, o->schedule);
@@ -265,6 +273,7 @@ static inline size_t plan_bytes(const Trainer *t, size_t B) {
     size_t total = 0;
     model_plan(&planned, &t->config, &shape, t->model.decode_T);
     model_set_recipe(&planned, &t->model.recipe);
+    model_set_parallel(&planned, &t->parallel);
     for (size_t i = 0, n = model_arenas(&planned, arenas); i < n; i++) total += arenas[i]->used_bytes;
     return total;
 }
@@ -687,7 +696,7 @@ static inline void between_steps(Trainer *t) {
 
 static inline void setup(Trainer *t, int argc, char **argv) {
     memset(t, 0, sizeof *t);
-    options_parse(&t->options, argc, argv);
+    options_parse(&t->options, argc, argv, 1);
     const Options *o = &t->options;
     if (o->threads) set_thread_count((int)o->threads);
     precision_options_apply(o);
@@ -706,6 +715,8 @@ static inline void setup(Trainer *t, int argc, char **argv) {
                t->generator.length ? t->generator.prompt_tokens + t->generator.length : 0);
     LinearRecipe recipe = precision_options_recipe(o, t->config.L);
     model_set_recipe(&t->model, &recipe);
+    t->parallel = setup_parallel(o);
+    model_set_parallel(&t->model, &t->parallel);
     print_plan(t);
     print_linear_plan(stdout, &recipe, t->config.L, t->config.C, t->B * t->T);
     fflush(stdout);

@@ -22,6 +22,7 @@ extern "C" {
 void model_plan(Model *model, const GPTConfig *config, const BatchShape *shape, size_t decode_T);
 size_t model_arenas(Model *model, Arena *arenas[7]);
 void model_set_recipe(Model *model, const LinearRecipe *recipe);
+void model_set_parallel(Model *model, const Parallel *parallel);
 size_t model_memory_bytes(int dry_run, const char **owner);
 void model_begin_step(Model *model, uint64_t step);
 void model_end_step(Model *model);

@@ -44,7 +44,7 @@ static Outcome run_line(const char *line) {
         Options o;
         dup2(fileno(out), 1);
         dup2(fileno(err), 2);
-        options_parse(&o, split(line, storage, argv), argv);
+        options_parse(&o, split(line, storage, argv), argv, 1);
         exit(0);
     }
     int status = 0;
@@ -70,7 +70,7 @@ static Options parse(const char *line) {
     static int turn;
     char *argv[64], *text = storage[turn++ % 4];
     Options o;
-    options_parse(&o, split(line, text, argv), argv);
+    options_parse(&o, split(line, text, argv), argv, 1);
     return o;
 }
 
@@ -133,8 +133,17 @@ TEST(llmc_script_options) {
     CHECK(o.overfit == 0 && options_given(&o, OPTION_overfit) && !options_given(&o, OPTION_seed), "given");
 }
 
+// A plan may be for any number of ranks, a run is for those there are; a step's tokens are those of all ranks.
+TEST(ranks_are_the_launchers) {
+    check_refused("--ranks 8", "this run has 1");
+    CHECK(parse("").ranks == 1 && parse("--ranks 1").ranks == 1, "ranks");
+    Options o = parse("--ranks 8 --dry-run -z 1 -b 4 -t 32");
+    CHECK(o.ranks == 8 && o.zero == 1 && o.total_batch == 8 * 4 * 32, "%zu tokens", o.total_batch);
+    check_refused("--dry-run --ranks 3 --batch 4 --seq 8 --total-batch 128", "x 3 ranks = 96");
+}
+
 TEST(requests_that_cannot_be_met_are_refused) {
-    check_refused("-z 1", "sharding");
+    check_refused("-z 3", "between 0 and 2");
     check_refused("-h 1", "HellaSwag");
     check_refused("-pn 8", "several ranks");
     check_refused("-w 0", "master weights");
@@ -415,6 +424,7 @@ int main(void) {
     RUN(table_is_consistent);
     RUN(llmc_script_options);
     RUN(requests_that_cannot_be_met_are_refused);
+    RUN(ranks_are_the_launchers);
     RUN(every_option_in_every_spelling);
     RUN(every_number_keeps_its_range);
     RUN(numbers_parse_whole);

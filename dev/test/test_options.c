@@ -147,7 +147,7 @@ TEST(requests_that_cannot_be_met_are_refused) {
     check_refused("-h 1", "HellaSwag");
     check_refused("-pn 8", "several ranks");
     check_refused("-w 0", "master weights");
-    check_refused("-z", "-z needs a value");
+    check_refused("-w", "-w needs a value");
     Options o = parse("-z 0 -h 0 -f 0 -w 1 -pn 1 -b 2");
     CHECK(o.batch == 2, "batch %zu", o.batch);
 }

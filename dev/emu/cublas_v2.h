@@ -1,4 +1,4 @@
-// cublas_v2.h: the part of cuBLAS that this program names: codes, types, and the strided-batched product.
+// cublas_v2.h: what cuBLASLt takes from cuBLAS: codes and types.
 #ifndef EMU_CUBLAS_V2_H
 #define EMU_CUBLAS_V2_H
 
@@ -26,24 +26,8 @@ typedef enum {
     CUBLAS_COMPUTE_32F_PEDANTIC = 69,
     CUBLAS_COMPUTE_32F_FAST_TF32 = 77
 } cublasComputeType_t;
-typedef enum { CUBLAS_GEMM_DEFAULT = -1, CUBLAS_GEMM_DEFAULT_TENSOR_OP = 99 } cublasGemmAlgo_t;
-typedef enum { CUBLAS_DEFAULT_MATH = 0, CUBLAS_PEDANTIC_MATH = 2, CUBLAS_TF32_TENSOR_OP_MATH = 3 } cublasMath_t;
-typedef struct EmuCublas *cublasHandle_t;
 
 const char *cublasGetStatusString(cublasStatus_t status);
 const char *cublasGetStatusName(cublasStatus_t status);
-
-cublasStatus_t cublasCreate(cublasHandle_t *handle);
-cublasStatus_t cublasDestroy(cublasHandle_t handle);
-cublasStatus_t cublasSetStream(cublasHandle_t handle, cudaStream_t stream);
-cublasStatus_t cublasSetMathMode(cublasHandle_t handle, cublasMath_t mode);
-cublasStatus_t cublasSetWorkspace(cublasHandle_t handle, void *workspace, size_t bytes);
-// C = alpha op(A) op(B) + beta C, column-major; alpha, beta on the host.
-cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t handle, cublasOperation_t transa, cublasOperation_t transb,
-                                          int m, int n, int k, const void *alpha, const void *A, cudaDataType_t Atype,
-                                          int lda, long long strideA, const void *B, cudaDataType_t Btype, int ldb,
-                                          long long strideB, const void *beta, void *C, cudaDataType_t Ctype, int ldc,
-                                          long long strideC, int batches, cublasComputeType_t compute,
-                                          cublasGemmAlgo_t algo);
 
 #endif

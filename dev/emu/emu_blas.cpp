@@ -3,8 +3,10 @@
 // It refuses what the real library refuses, by the rules of NVIDIA's documentation of cublasLtMatmul(): a program that
 // passes here must not fail there for a type, a layout or an alignment. EMU_VERBOSE=1 prints each reason.
 //
-// Operands are converted to floats while they are packed (tf32: rounded as EMU_TF32_ROUND says, rna or rz); products of
-// two 16-bit or tf32 values are then exact, and sums run in ascending k. The result is rounded once, when stored.
+// Operands are converted to floats while they are packed (tf32: rounded as EMU_TF32_ROUND says, rna or rz), each times
+// its decode scale where an operand has more than one; products of two 16-bit, tf32, fp8 or fp4 values are then exact
+// (scales in e8m0, ue4m3 or powers of two included), and sums run in ascending k. The result is rounded once, when
+// stored. FAST_ACCUM changes nothing.
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,13 +14,11 @@
 
 #include "../../llmc/formats.h"
 #include "../../llmc/simd.h"
+#include "../../llmc/utils.h"
 #include "cublasLt.h"
 
 int emu_compute_capability();
 
-struct EmuCublas {
-    cublasMath_t math;
-};
 struct EmuCublasLt {
     int unused;
 };
@@ -28,9 +28,8 @@ struct EmuMatmulDesc {
     int32_t compute, scale, pointer_mode = CUBLASLT_POINTER_MODE_HOST, transa = 0, transb = 0;
     uint32_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
     void *bias = nullptr, *aux = nullptr;
-    int64_t bias_stride = 0, aux_ld = 0, aux_stride = 0;
-    const float *a_scale = nullptr, *b_scale = nullptr;
-    const void *c_scale = nullptr, *d_scale = nullptr, *d_amax = nullptr;
+    int64_t aux_ld = 0;
+    const void *a_scale = nullptr, *b_scale = nullptr, *c_scale = nullptr, *d_scale = nullptr, *d_amax = nullptr;
     int32_t aux_type = -1, bias_type = -1, a_scale_mode = 0, b_scale_mode = 0;
     int8_t fast_accumulation = 0;
 };
@@ -39,8 +38,6 @@ struct EmuMatrixLayout {
     int32_t order = CUBLASLT_ORDER_COL;
     uint64_t rows, cols;
     int64_t ld;
-    int32_t batches = 1;
-    int64_t stride = 0;
 };
 struct EmuMatmulPreference {
     uint64_t workspace_bytes = 0;
@@ -80,14 +77,6 @@ static cublasStatus_t create(T **handle) {
 template <typename T>
 static cublasStatus_t destroy(T *handle) {
     delete handle;
-    return CUBLAS_STATUS_SUCCESS;
-}
-cublasStatus_t cublasCreate(cublasHandle_t *handle) { return create(handle); }
-cublasStatus_t cublasDestroy(cublasHandle_t handle) { return destroy(handle); }
-cublasStatus_t cublasSetStream(cublasHandle_t, cudaStream_t) { return CUBLAS_STATUS_SUCCESS; }
-cublasStatus_t cublasSetWorkspace(cublasHandle_t, void *, size_t) { return CUBLAS_STATUS_SUCCESS; }
-cublasStatus_t cublasSetMathMode(cublasHandle_t handle, cublasMath_t mode) {
-    handle->math = mode;
     return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle) { return create(handle); }
@@ -134,10 +123,8 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t object, cubla
         ATTRIBUTE(CUBLASLT_MATMUL_DESC_TRANSB, transb);
         ATTRIBUTE(CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue);
         ATTRIBUTE(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
-        ATTRIBUTE(CUBLASLT_MATMUL_DESC_BIAS_BATCH_STRIDE, bias_stride);
         ATTRIBUTE(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux);
         ATTRIBUTE(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, aux_ld);
-        ATTRIBUTE(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_BATCH_STRIDE, aux_stride);
         ATTRIBUTE(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, a_scale);
         ATTRIBUTE(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, b_scale);
         ATTRIBUTE(CUBLASLT_MATMUL_DESC_C_SCALE_POINTER, c_scale);
@@ -160,8 +147,6 @@ cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t object,
         ATTRIBUTE(CUBLASLT_MATRIX_LAYOUT_ROWS, rows);
         ATTRIBUTE(CUBLASLT_MATRIX_LAYOUT_COLS, cols);
         ATTRIBUTE(CUBLASLT_MATRIX_LAYOUT_LD, ld);
-        ATTRIBUTE(CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, batches);
-        ATTRIBUTE(CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, stride);
     }
     return invalid("unknown attribute of a layout");
 }
@@ -188,7 +173,7 @@ struct Problem {
     const EmuMatrixLayout *a, *b, *c, *d;
     size_t m, n, k;
     int bias_type, aux_type;
-    bool fp8, has_bias, bias_gradient;
+    bool narrow, has_bias;  // narrow: of fp8 or fp4
 };
 
 static bool is_fp8(uint32_t type) { return type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2; }
@@ -205,7 +190,6 @@ static cublasStatus_t check_shapes(const Problem &p) {
     for (const EmuMatrixLayout *layout : all) {
         if (layout->order != CUBLASLT_ORDER_COL) return unsupported("only column order");
         if (layout->ld < (int64_t)layout->rows) return invalid("a leading dimension is below the number of rows");
-        if (layout->batches != p.d->batches || layout->batches < 1) return invalid("batch counts differ");
     }
     return CUBLAS_STATUS_SUCCESS;
 }
@@ -218,7 +202,7 @@ static cublasStatus_t check_types(const Problem &p) {
         return unsupported("the compute type must be fp32 or tf32");
     if (p.c->type != d) return unsupported("C and D differ in type");
     if (d != CUDA_R_32F && d != CUDA_R_16F && d != CUDA_R_16BF) return unsupported("the type of D");
-    if (p.fp8) return CUBLAS_STATUS_SUCCESS;  // check_fp8
+    if (p.narrow) return CUBLAS_STATUS_SUCCESS;  // check_narrow
     if (a != b) return unsupported("A and B differ in type");
     if (a == CUDA_R_32F) return d == CUDA_R_32F ? CUBLAS_STATUS_SUCCESS : unsupported("fp32 operands need an fp32 D");
     if (a != CUDA_R_16F && a != CUDA_R_16BF) return unsupported("the type of A and B");
@@ -227,25 +211,55 @@ static cublasStatus_t check_types(const Problem &p) {
     return CUBLAS_STATUS_SUCCESS;
 }
 
-static cublasStatus_t check_fp8(const Problem &p) {
+static cublasStatus_t check_narrow(const Problem &p) {
     const EmuMatmulDesc &desc = *p.desc;
-    int cc = emu_compute_capability();
-    bool tn = desc.transa && !desc.transb;
-    if (!is_fp8(p.a->type) || !is_fp8(p.b->type)) return unsupported("fp8 with an operand of another kind");
-    if (cc < 89) return unsupported("fp8 needs compute capability 8.9");
-    if (desc.compute != CUBLAS_COMPUTE_32F) return unsupported("fp8 needs the fp32 compute type");
-    if (p.a->type == CUDA_R_8F_E5M2 && p.b->type == CUDA_R_8F_E5M2) return unsupported("e5m2 times e5m2");
-    if (!tn && cc != 100) return unsupported("fp8 here needs A transposed and B not");
-    if (desc.a_scale_mode || desc.b_scale_mode) return unsupported("block scales (not emulated)");
-    size_t d_bytes = type_bytes((int)p.d->type);
-    if (p.k % 16 || p.m * d_bytes % 16 || (!tn && (p.m % 16 || p.n % 16)))
-        return unsupported("fp8: k of 16, rows of D of 16 bytes");
-    if (p.a->ld % 16 || p.b->ld % 16 || (size_t)p.c->ld * d_bytes % 16 || (size_t)p.d->ld * d_bytes % 16)
-        return unsupported("fp8: leading dimensions must be multiples of 16 bytes");
+    const uint32_t a = p.a->type, b = p.b->type, d = p.d->type;
+    const int cc = emu_compute_capability();
+    const bool fp4 = a == CUDA_R_4F_E2M1 || b == CUDA_R_4F_E2M1, tn = desc.transa && !desc.transb;
+    if (cc < (fp4 ? 100 : 89)) return unsupported("fp8 needs compute capability 8.9, fp4 10.0");
+    if (fp4 ? a != b : !is_fp8(a) || !is_fp8(b)) return unsupported("fp8 or fp4 with an operand of another kind");
+    if (a == CUDA_R_8F_E5M2 && b == CUDA_R_8F_E5M2) return unsupported("e5m2 times e5m2");
+    if (fp4 && d == CUDA_R_16F) return unsupported("fp4 with an fp16 D");
+    if (desc.compute != CUBLAS_COMPUTE_32F) return unsupported("fp8 and fp4 need the fp32 compute type");
+    if (!tn && (fp4 || cc != 100)) return unsupported("fp8 and fp4 here need A transposed and B not");
+    if (fp4 && desc.fast_accumulation) return unsupported("fast accumulation with fp4");
+    const size_t unit = fp4 ? 32 : 16, d_bytes = type_bytes((int)d);  // unit: elements in 16 bytes
+    if (p.k % unit || p.a->rows % unit || p.b->rows % unit || p.m * d_bytes % 16)
+        return unsupported("fp8 and fp4: k and contiguous dimensions must be multiples of 16 bytes");
+    if ((uint64_t)p.a->ld % unit || (uint64_t)p.b->ld % unit || (uint64_t)p.c->ld * d_bytes % 16 ||
+        (uint64_t)p.d->ld * d_bytes % 16)
+        return unsupported("fp8 and fp4: leading dimensions must be multiples of 16 bytes");
     if (desc.epilogue != CUBLASLT_EPILOGUE_DEFAULT && desc.epilogue != CUBLASLT_EPILOGUE_BIAS)
-        return unsupported("this epilogue with fp8");
-    if (p.has_bias && p.bias_type != (p.d->type == CUDA_R_16F ? CUDA_R_16F : CUDA_R_16BF))
-        return unsupported("fp8: the type of the bias");
+        return unsupported("this epilogue with fp8 or fp4");
+    if (p.has_bias && p.bias_type != (d == CUDA_R_16F ? CUDA_R_16F : CUDA_R_16BF))
+        return unsupported("fp8 and fp4: the type of the bias");
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+static cublasStatus_t check_scale_modes(const Problem &p) {
+    const int a = p.desc->a_scale_mode, b = p.desc->b_scale_mode, cc = emu_compute_capability();
+    const bool fp4 = p.a->type == CUDA_R_4F_E2M1;
+    auto either = [&](int mode) { return a == mode || b == mode; };
+    auto both = [&](int mode) { return a == mode && b == mode; };
+    const bool blocks =
+        either(CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F) || either(CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F);
+    if (a < 0 || a > 5 || b < 0 || b > 5) return invalid("a scale mode that does not exist");
+    if (fp4 ? !both(CUBLASLT_MATMUL_MATRIX_SCALE_VEC16_UE4M3) : either(CUBLASLT_MATMUL_MATRIX_SCALE_VEC16_UE4M3))
+        return unsupported("fp4 and VEC16_UE4M3 go together");
+    if (either(CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0)) {
+        if (!both(CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0)) return unsupported("VEC32_UE8M0 for one operand only");
+        if (cc < 100) return unsupported("VEC32_UE8M0 needs compute capability 10.0");
+        if (p.k % 32) return unsupported("VEC32_UE8M0: k must be a multiple of 32");
+    }
+    if (cc != 90 && (blocks || either(CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F)))
+        return unsupported("OUTER_VEC_32F, VEC128_32F and BLK128x128_32F exist on compute capability 9.0 only");
+    if (either(CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F) && !both(CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F))
+        return unsupported("OUTER_VEC_32F for one operand only");
+    if (!blocks) return CUBLAS_STATUS_SUCCESS;
+    if (a < CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F || b < CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F)
+        return unsupported("blocks of 128 for one operand only");
+    if (both(CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F)) return unsupported("BLK128x128_32F for both operands");
+    if (p.m % 4 || p.n % 4) return unsupported("blocks of 128: m and n must be multiples of 4");
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -254,26 +268,18 @@ static cublasStatus_t check_epilogue(const Problem &p) {
     switch (desc.epilogue) {
         case CUBLASLT_EPILOGUE_DEFAULT:
         case CUBLASLT_EPILOGUE_BIAS:
-        case CUBLASLT_EPILOGUE_GELU:
-        case CUBLASLT_EPILOGUE_GELU_BIAS:
-        case CUBLASLT_EPILOGUE_GELU_AUX:
         case CUBLASLT_EPILOGUE_GELU_AUX_BIAS:
-        case CUBLASLT_EPILOGUE_DGELU:
-        case CUBLASLT_EPILOGUE_DGELU_BGRAD:
-        case CUBLASLT_EPILOGUE_BGRADA:
-        case CUBLASLT_EPILOGUE_BGRADB: break;
+        case CUBLASLT_EPILOGUE_DGELU: break;
         default: return unsupported("this epilogue (not emulated)");
     }
     if (desc.epilogue & 128) {
         if (desc.aux_ld < (int64_t)p.m || desc.aux_ld % 8)
             return invalid("the aux leading dimension must be a multiple of 8 and at least m");
-        if (desc.aux_stride % 8) return invalid("the aux batch stride must be a multiple of 8");
         if (p.aux_type != (int)p.d->type) return unsupported("aux must be of D's type");
     }
-    if ((p.has_bias || p.bias_gradient) && !p.fp8 && p.bias_type != (int)p.d->type)
-        return unsupported("the bias must be of D's type");
-    if (!p.fp8 && (desc.a_scale || desc.b_scale || desc.a_scale_mode || desc.b_scale_mode))
-        return invalid("scales of A or B without fp8");
+    if (p.has_bias && !p.narrow && p.bias_type != (int)p.d->type) return unsupported("the bias must be of D's type");
+    if (!p.narrow && (desc.a_scale || desc.b_scale || desc.a_scale_mode || desc.b_scale_mode))
+        return invalid("scales of A or B without fp8 or fp4");
     if (desc.c_scale || desc.d_scale || desc.d_amax) return invalid("scale of C or D, or amax, without an fp8 C or D");
     return CUBLAS_STATUS_SUCCESS;
 }
@@ -290,16 +296,16 @@ static cublasStatus_t check_problem(Problem *p, const EmuMatmulDesc *desc, const
     p->m = desc->transa ? a->cols : a->rows;
     p->k = desc->transa ? a->rows : a->cols;
     p->n = desc->transb ? b->rows : b->cols;
-    p->fp8 = is_fp8(a->type) || is_fp8(b->type);
+    p->narrow = is_fp8(a->type) || is_fp8(b->type) || a->type == CUDA_R_4F_E2M1 || b->type == CUDA_R_4F_E2M1;
     p->has_bias = desc->epilogue & 4;
-    p->bias_gradient = desc->epilogue & (16 | 256 | 512);
-    p->bias_type = desc->bias_type >= 0              ? desc->bias_type
-                   : p->fp8 && d->type == CUDA_R_32F ? CUDA_R_16BF
-                                                     : (int)d->type;
+    p->bias_type = desc->bias_type >= 0                 ? desc->bias_type
+                   : p->narrow && d->type == CUDA_R_32F ? CUDA_R_16BF
+                                                        : (int)d->type;
     p->aux_type = desc->aux_type >= 0 ? desc->aux_type : (int)d->type;
     cublasStatus_t status = check_shapes(*p);
     if (status == CUBLAS_STATUS_SUCCESS) status = check_types(*p);
-    if (status == CUBLAS_STATUS_SUCCESS && p->fp8) status = check_fp8(*p);
+    if (status == CUBLAS_STATUS_SUCCESS && p->narrow) status = check_narrow(*p);
+    if (status == CUBLAS_STATUS_SUCCESS && p->narrow) status = check_scale_modes(*p);
     if (status == CUBLAS_STATUS_SUCCESS) status = check_epilogue(*p);
     return status;
 }
@@ -311,19 +317,25 @@ static cublasStatus_t check_pointers(const Problem &p, const void *const matrice
     const EmuMatrixLayout *layouts[4] = {p.a, p.b, p.c, p.d};
     for (int i = 0; i < 4; i++) {
         if (!matrices[i]) continue;
-        size_t need = p.fp8 ? 16 : type_bytes((int)layouts[i]->type);
+        size_t need = p.narrow ? 16 : type_bytes((int)layouts[i]->type);
         if (promised && promised[i] > need) need = promised[i] < 16 ? promised[i] : 16;
         if (!aligned(matrices[i], need))
             return unsupported("a matrix is less aligned than its type, or than was promised to the heuristic");
     }
     if (!matrices[0] || !matrices[1] || !matrices[3]) return invalid("a matrix is missing");
-    if (p.has_bias || p.bias_gradient) {
+    if (p.has_bias) {
         if (!p.desc->bias) return invalid("the bias pointer is missing");
         if (!aligned(p.desc->bias, type_bytes(p.bias_type))) return unsupported("the bias is not aligned");
     }
     if (p.desc->epilogue & 128) {
         if (!p.desc->aux) return invalid("the aux pointer is missing");
         if (!aligned(p.desc->aux, 16)) return unsupported("aux is not aligned to 16 bytes");
+    }
+    const void *const scales[2] = {p.desc->a_scale, p.desc->b_scale};
+    const int modes[2] = {p.desc->a_scale_mode, p.desc->b_scale_mode};
+    for (int i = 0; i < 2; i++) {
+        if (modes[i] && !scales[i]) return invalid("the pointer to the scales of A or B is missing");
+        if (modes[i] && !aligned(scales[i], 16)) return unsupported("scales of A or B are not aligned to 16 bytes");
     }
     return CUBLAS_STATUS_SUCCESS;
 }
@@ -337,6 +349,7 @@ static float load(const void *p, size_t i, int type) {
         case CUDA_R_16F: return decode_fp16(((const uint16_t *)p)[i]);
         case CUDA_R_16BF: return decode_bf16(((const uint16_t *)p)[i]);
         case CUDA_R_8F_E4M3: return decode_e4m3(((const uint8_t *)p)[i]);
+        case CUDA_R_4F_E2M1: return decode_e2m1(((const uint8_t *)p)[i / 2] >> (i % 2 * 4) & 15);
         default: return decode_e5m2(((const uint8_t *)p)[i]);
     }
 }
@@ -351,12 +364,55 @@ static void store(void *p, size_t i, int type, float x) {
 #define TILE_COLS (2 * VEC_WIDTH)                // of op(A)'s rows: contiguous in D
 #define TILE_ROWS (VEC_REGISTERS == 32 ? 8 : 4)  // of op(B)'s columns
 
+// An operand's decode scales: one for `length` elements along k of an outer index (BLK128x128: of 128 of them). Modes of
+// more than a scalar; `length` is 0 for that.
+struct Scales {
+    const void *data;
+    int mode;
+    size_t outer, length, blocks;
+};
+
+static Scales operand_scales(const void *data, int mode, size_t outer, size_t k) {
+    const size_t lengths[6] = {0, 16, 32, k, 128, 128};
+    return {data, mode, outer, lengths[mode], lengths[mode] ? (k + lengths[mode] - 1) / lengths[mode] : 0};
+}
+
+// The scales of 128 outer indices and 4 blocks make a tile of 512 bytes; tiles of the same indices follow each other.
+static size_t tiled_offset(size_t outer, size_t block, size_t blocks) {
+    return (outer / 128 * ((blocks + 3) / 4) + block / 4) * 512 + outer % 32 * 16 + outer % 128 / 32 * 4 + block % 4;
+}
+
+static float decode_scale(const Scales &s, size_t outer, size_t block) {
+    const float *floats = (const float *)s.data;
+    const uint8_t *codes = (const uint8_t *)s.data;
+    switch (s.mode) {
+        case CUBLASLT_MATMUL_MATRIX_SCALE_VEC16_UE4M3: return decode_ue4m3(codes[tiled_offset(outer, block, s.blocks)]);
+        case CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0: return decode_e8m0(codes[tiled_offset(outer, block, s.blocks)]);
+        case CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F: return floats[outer / 128 * ((s.blocks + 3) / 4 * 4) + block];
+        default: return floats[block * s.outer + outer];
+    }
+}
+
+// What fills up a tile is read by the hardware, too: it must be zero.
+static void check_padding(const Scales &s, const char *operand) {
+    if (s.mode != CUBLASLT_MATMUL_MATRIX_SCALE_VEC16_UE4M3 && s.mode != CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0)
+        return;
+    for (size_t outer = 0; outer < (s.outer + 127) / 128 * 128; outer++)
+        for (size_t block = 0; block < (s.blocks + 3) / 4 * 4; block++) {
+            int code = ((const uint8_t *)s.data)[tiled_offset(outer, block, s.blocks)];
+            if (code && (outer >= s.outer || block >= s.blocks))
+                die("cuBLASLt emulation: padding in the scales of %s is 0x%02x at row %zu, block %zu, not 0", operand,
+                    code, outer, block);
+        }
+}
+
 // One operand as floats, in panels of `width` outer indices, each panel k rows of `width`; the last padded with zeros.
 struct Packed {
-    const char *data;
+    const void *data;
     int type;
     size_t outer, k, outer_step, k_step, width;  // steps in elements
-    float (*round)(float);                       // tf32, else NULL
+    float (*round)(float);                       // tf32's, or none
+    Scales scales;
     std::vector<float> *panels;
 };
 static float no_rounding(float x) { return x; }
@@ -364,10 +420,15 @@ static float no_rounding(float x) { return x; }
 static void pack_panel(const Packed &o, size_t panel) {
     float *to = o.panels->data() + panel * o.width * o.k;
     size_t first = panel * o.width, count = o.outer - first < o.width ? o.outer - first : o.width;
-    for (size_t j = 0; j < o.width; j++)
-        for (size_t k = 0; k < o.k; k++)
+    for (size_t j = 0; j < o.width; j++) {
+        float scale = 1.0f;
+        for (size_t k = 0; k < o.k; k++) {
+            if (o.scales.length && j < count && k % o.scales.length == 0)
+                scale = decode_scale(o.scales, first + j, k / o.scales.length);
             to[k * o.width + j] =
-                j < count ? o.round(load(o.data, (first + j) * o.outer_step + k * o.k_step, o.type)) : 0.0f;
+                j < count ? o.round(load(o.data, (first + j) * o.outer_step + k * o.k_step, o.type)) * scale : 0.0f;
+        }
+    }
 }
 static void pack(const Packed &o) {
     size_t panels = (o.outer + o.width - 1) / o.width;
@@ -416,36 +477,22 @@ static float gelu_derivative(float x) {
     return 0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * 0.79788456080286535588f * (1.0f + 3.0f * 0.044715f * x * x);
 }
 
-struct Pointers {
-    const char *a, *b, *c;
-    char *d, *bias, *aux;
-};
-
-// sums -> D: column j, all rows. Leaves the unrounded results in sums for a bias gradient.
-static void epilogue_column(const Problem &p, const Pointers &at, float *sums, size_t j, float alpha, float beta) {
-    uint32_t epilogue = p.desc->epilogue;
+// sums -> D: column j, all rows.
+static void epilogue_column(const Problem &p, const void *c, void *d, const float *sums, size_t j, float alpha,
+                            float beta) {
+    const EmuMatmulDesc &desc = *p.desc;
     for (size_t i = 0; i < p.m; i++) {
+        const size_t aux_index = j * (size_t)desc.aux_ld + i;
         float v = alpha * sums[j * p.m + i];
-        if (beta != 0.0f) v = fmaf(beta, load(at.c, j * (size_t)p.c->ld + i, (int)p.c->type), v);
-        if (p.has_bias) v += load(at.bias, i, p.bias_type);
-        size_t aux_index = j * (size_t)p.desc->aux_ld + i;
-        if (epilogue & 32) {
-            if (epilogue & 128) store(at.aux, aux_index, p.aux_type, v);
+        if (beta != 0.0f) v = fmaf(beta, load(c, j * (size_t)p.c->ld + i, (int)p.c->type), v);
+        if (p.has_bias) v += load(desc.bias, i, p.bias_type);
+        if (desc.epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS) {
+            store(desc.aux, aux_index, p.aux_type, v);
             v = gelu(v);
-        } else if (epilogue & 64) {
-            v *= gelu_derivative(load(at.aux, aux_index, p.aux_type));
+        } else if (desc.epilogue == CUBLASLT_EPILOGUE_DGELU) {
+            v *= gelu_derivative(load(desc.aux, aux_index, p.aux_type));
         }
-        store(at.d, j * (size_t)p.d->ld + i, (int)p.d->type, v);
-        sums[j * p.m + i] = v;
-    }
-}
-
-// BGRADA, BGRADB: an operand summed over k.
-static void operand_sums(const Packed &o, void *out, int type) {
-    for (size_t j = 0; j < o.outer; j++) {
-        double sum = 0;
-        for (size_t k = 0; k < o.k; k++) sum += (*o.panels)[j / o.width * o.width * o.k + k * o.width + j % o.width];
-        store(out, j, type, (float)sum);
+        store(d, j * (size_t)p.d->ld + i, (int)p.d->type, v);
     }
 }
 
@@ -454,32 +501,42 @@ static float (*tf32_rounding())(float) {
     return how && strcmp(how, "rz") == 0 ? round_tf32_rz : round_tf32_rna;
 }
 
-static void compute(const Problem &p, const Pointers &at, float alpha, float beta) {
+static void compute(const Problem &p, const void *const matrices[4], float alpha, float beta) {
     static std::vector<float> a_panels, b_panels, sums;
     const EmuMatmulDesc &desc = *p.desc;
     float (*round)(float) = desc.compute == CUBLAS_COMPUTE_32F_FAST_TF32 ? tf32_rounding() : no_rounding;
     size_t lda = (size_t)p.a->ld, ldb = (size_t)p.b->ld;
-    Packed a = {at.a,      (int)p.a->type, p.m,      p.k, desc.transa ? lda : 1, desc.transa ? 1 : lda,
-                TILE_COLS, round,          &a_panels};
-    Packed b = {at.b,      (int)p.b->type, p.n,      p.k, desc.transb ? 1 : ldb, desc.transb ? ldb : 1,
-                TILE_ROWS, round,          &b_panels};
+    Packed a = {matrices[0],
+                (int)p.a->type,
+                p.m,
+                p.k,
+                desc.transa ? lda : 1,
+                desc.transa ? 1 : lda,
+                TILE_COLS,
+                round,
+                operand_scales(desc.a_scale, desc.a_scale_mode, p.m, p.k),
+                &a_panels};
+    Packed b = {matrices[1],
+                (int)p.b->type,
+                p.n,
+                p.k,
+                desc.transb ? 1 : ldb,
+                desc.transb ? ldb : 1,
+                TILE_ROWS,
+                round,
+                operand_scales(desc.b_scale, desc.b_scale_mode, p.n, p.k),
+                &b_panels};
+    check_padding(a.scales, "A");
+    check_padding(b.scales, "B");
     pack(a);
     pack(b);
     sums.resize(p.m * p.n);
     multiply(sums.data(), a, b);
-    // decode scales: one fp32 product, applied after the sum
-    if (desc.a_scale || desc.b_scale)
-        alpha *= (desc.a_scale ? *desc.a_scale : 1.0f) * (desc.b_scale ? *desc.b_scale : 1.0f);
+    // scalars: one fp32 product, applied after the sum
+    const float *a_scale = (const float *)desc.a_scale, *b_scale = (const float *)desc.b_scale;
+    if (!a.scales.length && !b.scales.length) alpha *= (a_scale ? *a_scale : 1.0f) * (b_scale ? *b_scale : 1.0f);
 #pragma omp parallel for schedule(static) if (p.m * p.n > 10000)
-    for (size_t j = 0; j < p.n; j++) epilogue_column(p, at, sums.data(), j, alpha, beta);
-    if (desc.epilogue & 16)
-        for (size_t i = 0; i < p.m; i++) {
-            double sum = 0;
-            for (size_t j = 0; j < p.n; j++) sum += sums[j * p.m + i];
-            store(at.bias, i, p.bias_type, (float)sum);
-        }
-    if (desc.epilogue == CUBLASLT_EPILOGUE_BGRADA) operand_sums(a, at.bias, p.bias_type);
-    if (desc.epilogue == CUBLASLT_EPILOGUE_BGRADB) operand_sums(b, at.bias, p.bias_type);
+    for (size_t j = 0; j < p.n; j++) epilogue_column(p, matrices[2], (void *)matrices[3], sums.data(), j, alpha, beta);
 }
 
 // ----------------------------------------------------------------------------------------------------------------
@@ -520,50 +577,6 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
     if (status != CUBLAS_STATUS_SUCCESS) return status;
     float alpha_value = *(const float *)alpha, beta_value = *(const float *)beta;  // host or device: the same memory
     if (beta_value != 0.0f && !C) return invalid("C is missing");
-    for (int64_t batch = 0; batch < Ddesc->batches; batch++) {
-        auto offset = [&](const EmuMatrixLayout *layout) {
-            return batch * layout->stride * (int64_t)type_bytes((int)layout->type);
-        };
-        Pointers at = {(const char *)A + offset(Adesc),
-                       (const char *)B + offset(Bdesc),
-                       C ? (const char *)C + offset(Cdesc) : nullptr,
-                       (char *)D + offset(Ddesc),
-                       nullptr,
-                       nullptr};
-        if (desc->bias) at.bias = (char *)desc->bias + batch * desc->bias_stride * (int64_t)type_bytes(p.bias_type);
-        if (desc->aux) at.aux = (char *)desc->aux + batch * desc->aux_stride * (int64_t)type_bytes(p.aux_type);
-        compute(p, at, alpha_value, beta_value);
-    }
+    compute(p, matrices, alpha_value, beta_value);
     return CUBLAS_STATUS_SUCCESS;
-}
-
-cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t handle, cublasOperation_t transa, cublasOperation_t transb,
-                                          int m, int n, int k, const void *alpha, const void *A, cudaDataType_t Atype,
-                                          int lda, long long strideA, const void *B, cudaDataType_t Btype, int ldb,
-                                          long long strideB, const void *beta, void *C, cudaDataType_t Ctype, int ldc,
-                                          long long strideC, int batches, cublasComputeType_t compute_type,
-                                          cublasGemmAlgo_t) {
-    if (!handle || m < 0 || n < 0 || k < 0) return invalid("a negative size, or no handle");
-    EmuCublasLt lt = {};
-    EmuMatmulDesc desc;
-    bool tf32 = handle->math == CUBLAS_TF32_TENSOR_OP_MATH && Atype == CUDA_R_32F && compute_type == CUBLAS_COMPUTE_32F;
-    desc.compute = tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : compute_type;
-    desc.scale = CUDA_R_32F;
-    desc.transa = transa;
-    desc.transb = transb;
-    EmuMatrixLayout layouts[3];
-    const uint32_t types[3] = {Atype, Btype, Ctype};
-    const long long strides[3] = {strideA, strideB, strideC};
-    const int lds[3] = {lda, ldb, ldc}, rows[3] = {transa ? k : m, transb ? n : k, m},
-              cols[3] = {transa ? m : k, transb ? k : n, n};
-    for (int i = 0; i < 3; i++) {
-        layouts[i].type = types[i];
-        layouts[i].rows = (uint64_t)rows[i];
-        layouts[i].cols = (uint64_t)cols[i];
-        layouts[i].ld = lds[i];
-        layouts[i].stride = strides[i];
-        layouts[i].batches = batches;
-    }
-    return cublasLtMatmul(&lt, &desc, alpha, A, &layouts[0], B, &layouts[1], beta, C, &layouts[2], C, &layouts[2],
-                          nullptr, nullptr, 0, nullptr);
 }

@@ -6,7 +6,7 @@
 
 #include "../../llmc/cuda_utils.cuh"
 #include "../../llmc/formats.h"
-#include "../test/test.h"
+#include "../test/dies.h"
 
 static uint32_t random_state = 1;
 static float random_float() {
@@ -14,19 +14,31 @@ static float random_float() {
     return (float)(int)(random_state >> 8) * 0x1p-23f - 1.0f;
 }
 
-static size_t type_bytes(cudaDataType_t type) {
-    return type == CUDA_R_64F ? 8 : type == CUDA_R_32F ? 4 : type == CUDA_R_16F || type == CUDA_R_16BF ? 2 : 1;
+static size_t type_bits(cudaDataType_t type) {
+    switch (type) {
+        case CUDA_R_64F: return 64;
+        case CUDA_R_32F: return 32;
+        case CUDA_R_16F:
+        case CUDA_R_16BF: return 16;
+        case CUDA_R_4F_E2M1: return 4;
+        default: return 8;
+    }
 }
 static float type_epsilon(cudaDataType_t type) {
     return type == CUDA_R_16F ? 0x1p-10f : type == CUDA_R_16BF ? 0x1p-7f : 0x1p-23f;
 }
 static const char *type_name(cudaDataType_t type) {
-    return type == CUDA_R_32F ? "fp32" : type == CUDA_R_16F ? "fp16" : type == CUDA_R_16BF ? "bf16" : "fp8";
+    return type == CUDA_R_32F       ? "fp32"
+           : type == CUDA_R_16F     ? "fp16"
+           : type == CUDA_R_16BF    ? "bf16"
+           : type == CUDA_R_4F_E2M1 ? "fp4"
+                                    : "fp8";
 }
 static float get(const char *p, size_t i, cudaDataType_t type) {
     if (type == CUDA_R_32F) return ((const float *)(const void *)p)[i];
     if (type == CUDA_R_8F_E4M3) return decode_e4m3((uint8_t)p[i]);
     if (type == CUDA_R_8F_E5M2) return decode_e5m2((uint8_t)p[i]);
+    if (type == CUDA_R_4F_E2M1) return decode_e2m1((uint8_t)(i % 2 ? (uint8_t)p[i / 2] >> 4 : p[i / 2] & 15));
     uint16_t code = ((const uint16_t *)(const void *)p)[i];
     return type == CUDA_R_16F ? decode_fp16(code) : decode_bf16(code);
 }
@@ -35,6 +47,7 @@ static void put(char *p, size_t i, cudaDataType_t type, float x) {
     else if (type == CUDA_R_64F) ((double *)(void *)p)[i] = x;
     else if (type == CUDA_R_8F_E4M3) p[i] = (char)encode_e4m3(x);
     else if (type == CUDA_R_8F_E5M2) p[i] = (char)encode_e5m2(x);
+    else if (type == CUDA_R_4F_E2M1) p[i / 2] = (char)(p[i / 2] | encode_e2m1(8 * x) << (i % 2 * 4));  // once only
     else ((uint16_t *)(void *)p)[i] = type == CUDA_R_16F ? encode_fp16(x) : encode_bf16(x);
 }
 
@@ -44,7 +57,8 @@ struct Matrix {
     size_t count, extra;
     std::vector<char> host;
     char *device;
-    Matrix(cudaDataType_t t, size_t n, size_t before = 0) : type(t), count(n), extra(before), host(n * type_bytes(t)) {
+    Matrix(cudaDataType_t t, size_t n, size_t before = 0)
+        : type(t), count(n), extra(before), host((n * type_bits(t) + 7) / 8) {
         for (size_t i = 0; i < n; i++) put(host.data(), i, t, random_float());
         CUDA_CHECK(cudaMalloc(&device, host.size() + extra));
         device += extra;
@@ -57,13 +71,69 @@ struct Matrix {
     float operator[](size_t i) const { return get(host.data(), i, type); }
 };
 
+// ----------------------------------------------------------------------------------------------------------------
+// Decode scales, by the text of the documentation. Logically a matrix: outer index (rows of op(A), columns of op(B)) by
+// block of k.
+
+enum { SCALAR, VEC16, VEC32, OUTER, VEC128, BLK128 };  // CUBLASLT_MATMUL_MATRIX_SCALE_...
+
+struct Scales {
+    int mode;
+    size_t outer, k, length, blocks;
+    std::vector<float> values;  // [outer][blocks]
+    std::vector<char> bytes;
+    char *device = NULL;
+    Scales(int scale_mode, size_t outer_count, size_t k_count) : mode(scale_mode), outer(outer_count), k(k_count) {
+        length = mode == VEC16 ? 16 : mode == VEC32 ? 32 : mode == VEC128 || mode == BLK128 ? 128 : k;
+        blocks = (k + length - 1) / length;
+        values.resize(outer * blocks);
+        if (mode == VEC16 || mode == VEC32) lay_out_tiles();
+        else lay_out_floats();
+        CUDA_CHECK(cudaMalloc(&device, bytes.size()));
+        up();
+    }
+    Scales(const Scales &) = delete;
+    ~Scales() { cudaFree(device); }
+    void up() { CUDA_CHECK(cudaMemcpy(device, bytes.data(), bytes.size(), cudaMemcpyHostToDevice)); }
+    void lay_out_floats() {
+        size_t stride = mode == BLK128 ? (blocks + 3) / 4 * 4 : outer;
+        size_t rows = mode == BLK128 ? (outer + 127) / 128 : blocks;
+        std::vector<float> floats(mode == SCALAR ? 1 : stride * rows, NAN);  // what is between is not read
+        for (size_t o = 0; o < outer; o++)
+            for (size_t b = 0; b < blocks; b++) {
+                float &at = floats[mode == SCALAR ? 0 : mode == BLK128 ? o / 128 * stride + b : b * stride + o];
+                if (!(at == at))
+                    at = mode == VEC128 || mode == BLK128 ? exp2f(floorf(8 * random_float())) : random_float();
+                values[o * blocks + b] = at;
+            }
+        bytes.assign((char *)floats.data(), (char *)(floats.data() + floats.size()));
+    }
+    // Tiles of 128 x 4: within one, 32 lines of 16 bytes; a line has 4 blocks of index 0, then of 32, 64 and 96.
+    void lay_out_tiles() {
+        bytes.assign((outer + 127) / 128 * 128 * ((blocks + 3) / 4 * 4), 0);
+        size_t at = 0;
+        for (size_t first = 0; first < outer; first += 128)
+            for (size_t block = 0; block < blocks; block += 4)
+                for (size_t line = 0; line < 32; line++)
+                    for (size_t group = 0; group < 4; group++)
+                        for (size_t b = block; b < block + 4; b++, at++) {
+                            size_t o = first + group * 32 + line;
+                            if (o >= outer || b >= blocks) continue;
+                            uint8_t code = mode == VEC32 ? encode_e8m0(exp2f(floorf(8 * random_float())))
+                                                         : encode_ue4m3(fabsf(random_float()) * 4 + 0.01f);
+                            bytes[at] = (char)code;
+                            values[o * blocks + b] = mode == VEC32 ? ldexpf(1.0f, code - 127) : decode_ue4m3(code);
+                        }
+    }
+    double at(size_t o, size_t element) const { return values[o * blocks + element / length]; }
+};
+
 struct Case {
     cudaDataType_t ab, d;
     int transa, transb;
     size_t m, n, k;
     uint32_t epilogue;
     float alpha, beta;
-    int batches;
     int tf32;
     // for refusals: deviations from what is right
     cudaDataType_t b_type;  // else as ab (only if set_b)
@@ -73,9 +143,13 @@ struct Case {
     int bias_type;   // -1: default
     int ld_extra;
     int no_aux;
+    // fp8 and fp4
+    int scale_a, scale_b, no_scales, fast;
+    size_t bad_padding;  // 1 + the byte of A's scales that is set
 };
 static Case plain_case(cudaDataType_t ab, cudaDataType_t d) {
-    return {ab, d, 1, 0, 32, 16, 32, CUBLASLT_EPILOGUE_DEFAULT, 1.0f, 0.0f, 1, 0, ab, 0, 0, 0, -1, 0, 0};
+    return {ab, d, 1,      0,      32, 16, 32, CUBLASLT_EPILOGUE_DEFAULT, 1.0f, 0.0f, 0, ab, 0, 0, 0, -1,
+            0,  0, SCALAR, SCALAR, 0,  0,  0};
 }
 
 static cublasLtHandle_t handle;
@@ -86,12 +160,13 @@ static void run_case(const Case &c, cublasStatus_t *status, bool compare) {
     size_t rows_a = c.transa ? c.k : c.m, cols_a = c.transa ? c.m : c.k, rows_b = c.transb ? c.n : c.k,
            cols_b = c.transb ? c.k : c.n;
     size_t lda = rows_a + (size_t)c.ld_extra, ldb = rows_b + (size_t)c.ld_extra, ldd = c.m + (size_t)c.ld_extra;
-    size_t batches = (size_t)c.batches;
     int64_t aux_ld = c.aux_ld ? c.aux_ld : (int64_t)((c.m + 7) / 8 * 8);
-    Matrix A(c.ab, lda * cols_a * batches, c.a_offset_bytes), B(bt, ldb * cols_b * batches),
-        D(c.d, ldd * c.n * batches);
-    cudaDataType_t bias_type = (int)c.ab >= (int)CUDA_R_8F_E4M3 && c.d == CUDA_R_32F ? CUDA_R_16BF : c.d;
-    Matrix bias(bias_type, c.m > c.n ? c.m : c.n), aux(c.d, (size_t)aux_ld * c.n + 16);
+    Matrix A(c.ab, lda * cols_a, c.a_offset_bytes), B(bt, ldb * cols_b), D(c.d, ldd * c.n);
+    const bool narrow = (int)c.ab >= (int)CUDA_R_8F_E4M3;
+    Scales scales_a(c.scale_a, c.m, c.k), scales_b(c.scale_b, c.n, c.k);
+    if (c.bad_padding) scales_a.bytes[c.bad_padding - 1] = 1, scales_a.up();
+    cudaDataType_t bias_type = narrow && c.d == CUDA_R_32F ? CUDA_R_16BF : c.d;
+    Matrix bias(bias_type, c.m), aux(c.d, (size_t)aux_ld * c.n + 16);
     std::vector<char> d_before = D.host, aux_before = aux.host;
 
     cublasLtMatmulDesc_t desc;
@@ -120,13 +195,15 @@ static void run_case(const Case &c, cublasStatus_t *status, bool compare) {
     cublasLtMatrixLayoutCreate(&la, c.ab, rows_a, cols_a, (int64_t)lda);
     cublasLtMatrixLayoutCreate(&lb, bt, rows_b, cols_b, (int64_t)ldb);
     cublasLtMatrixLayoutCreate(&ld, c.d, c.m, c.n, (int64_t)ldd);
-    const cublasLtMatrixLayout_t layouts[3] = {la, lb, ld};
-    const int64_t strides[3] = {(int64_t)(lda * cols_a), (int64_t)(ldb * cols_b), (int64_t)(ldd * c.n)};
-    for (int i = 0; i < 3 && c.batches > 1; i++) {
-        cublasLtMatrixLayoutSetAttribute(layouts[i], CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &c.batches, sizeof c.batches);
-        cublasLtMatrixLayoutSetAttribute(layouts[i], CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &strides[i],
-                                         sizeof strides[i]);
+    if (narrow && !c.no_scales) {
+        const void *a_pointer = scales_a.device, *b_pointer = scales_b.device;
+        cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &a_pointer, sizeof a_pointer);
+        cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &b_pointer, sizeof b_pointer);
     }
+    const int8_t fast = (int8_t)c.fast;
+    if (fast) cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof fast);
+    cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &c.scale_a, sizeof c.scale_a);
+    cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &c.scale_b, sizeof c.scale_b);
     cublasLtMatmulPreferenceCreate(&preference);
     cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace_bytes,
                                          sizeof workspace_bytes);
@@ -155,51 +232,35 @@ static void run_case(const Case &c, cublasStatus_t *status, bool compare) {
         double share = fabs(got - want) / limit;
         if (!(share <= worst)) worst = got == got ? share : 1e30, worst_at = where;
     };
-    std::vector<double> bias_grad(c.m);
-    for (size_t batch = 0; batch < batches; batch++)
-        for (size_t j = 0; j < c.n; j++)
-            for (size_t i = 0; i < c.m; i++) {
-                double sum = 0, magnitude = 0;
-                for (size_t k = 0; k < c.k; k++) {
-                    double a = A[batch * lda * cols_a + (c.transa ? i * lda + k : k * lda + i)];
-                    double b = B[batch * ldb * cols_b + (c.transb ? k * ldb + j : j * ldb + k)];
-                    sum += a * b;
-                    magnitude += fabs(a * b);
-                }
-                size_t at = batch * ldd * c.n + j * ldd + i, aux_at = j * (size_t)aux_ld + i;
-                double v = c.alpha * sum + c.beta * get(d_before.data(), at, c.d);
-                if (epilogue & 4) v += bias[i];
-                if (epilogue & 32) {
-                    if (epilogue & 128) judge(aux[aux_at], v, magnitude, type_epsilon(c.d), at);
-                    v = 0.5 * v * (1 + tanh(sqrt(2 / M_PI) * (v + 0.044715 * v * v * v)));
-                }
-                if (epilogue & 64) {
-                    double x = get(aux_before.data(), aux_at, c.d),
-                           t = tanh(sqrt(2 / M_PI) * (x + 0.044715 * x * x * x));
-                    v *= 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * sqrt(2 / M_PI) * (1 + 3 * 0.044715 * x * x);
-                }
-                bias_grad[i] += v;
-                judge(D[at], v, magnitude, type_epsilon(c.d), at);
+    for (size_t j = 0; j < c.n; j++)
+        for (size_t i = 0; i < c.m; i++) {
+            double sum = 0, magnitude = 0;
+            for (size_t k = 0; k < c.k; k++) {
+                double a = A[c.transa ? i * lda + k : k * lda + i], b = B[c.transb ? k * ldb + j : j * ldb + k];
+                if (narrow) a *= scales_a.at(i, k), b *= scales_b.at(j, k);
+                sum += a * b;
+                magnitude += fabs(a * b);
             }
-    if (epilogue & 16)
-        for (size_t i = 0; i < c.m; i++) judge(bias[i], bias_grad[i], sqrt((double)(c.n * c.k)), type_epsilon(c.d), i);
-    for (size_t i = 0; i < c.m && epilogue == CUBLASLT_EPILOGUE_BGRADA; i++) {
-        double sum = 0;
-        for (size_t k = 0; k < c.k; k++) sum += A[c.transa ? i * lda + k : k * lda + i];
-        judge(bias[i], sum, 1, type_epsilon(c.d), i);
-    }
-    for (size_t j = 0; j < c.n && epilogue == CUBLASLT_EPILOGUE_BGRADB; j++) {
-        double sum = 0;
-        for (size_t k = 0; k < c.k; k++) sum += B[c.transb ? k * ldb + j : j * ldb + k];
-        judge(bias[j], sum, 1, type_epsilon(c.d), j);
-    }
+            size_t at = j * ldd + i, aux_at = j * (size_t)aux_ld + i;
+            double v = c.alpha * sum + c.beta * get(d_before.data(), at, c.d);
+            if (epilogue & 4) v += bias[i];
+            if (epilogue & 32) {
+                judge(aux[aux_at], v, magnitude, type_epsilon(c.d), at);
+                v = 0.5 * v * (1 + tanh(sqrt(2 / M_PI) * (v + 0.044715 * v * v * v)));
+            }
+            if (epilogue & 64) {
+                double x = get(aux_before.data(), aux_at, c.d), t = tanh(sqrt(2 / M_PI) * (x + 0.044715 * x * x * x));
+                v *= 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * sqrt(2 / M_PI) * (1 + 3 * 0.044715 * x * x);
+            }
+            judge(D[at], v, magnitude, type_epsilon(c.d), at);
+        }
     for (size_t i = 0; i < D.count; i++)  // rows between m and the leading dimension stay as they were
         if (i % ldd >= c.m) CHECK(D[i] == get(d_before.data(), i, c.d), "padding row changed at %zu", i);
     CHECK(
         worst <= 1,
-        "%s -> %s, trans %d %d, %zu x %zu x %zu, epilogue %u, beta %g, batches %d: element %zu is off by %.3g of the limit",
-        type_name(c.ab), type_name(c.d), c.transa, c.transb, c.m, c.n, c.k, c.epilogue, (double)c.beta, c.batches,
-        worst_at, worst);
+        "%s -> %s, trans %d %d, %zu x %zu x %zu, epilogue %u, beta %g, scales %d %d: element %zu is off by %.3g of the limit",
+        type_name(c.ab), type_name(c.d), c.transa, c.transb, c.m, c.n, c.k, c.epilogue, (double)c.beta, c.scale_a,
+        c.scale_b, worst_at, worst);
 }
 
 static const cudaDataType_t type_pairs[5][2] = {{CUDA_R_32F, CUDA_R_32F},
@@ -268,11 +329,7 @@ TEST(beta_zero_reads_nothing) {
 }
 
 TEST(epilogues) {
-    const uint32_t epilogues[] = {CUBLASLT_EPILOGUE_BIAS,          CUBLASLT_EPILOGUE_GELU,
-                                  CUBLASLT_EPILOGUE_GELU_BIAS,     CUBLASLT_EPILOGUE_GELU_AUX,
-                                  CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_DGELU,
-                                  CUBLASLT_EPILOGUE_DGELU_BGRAD,   CUBLASLT_EPILOGUE_BGRADA,
-                                  CUBLASLT_EPILOGUE_BGRADB};
+    const uint32_t epilogues[] = {CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_DGELU};
     for (const auto &types : type_pairs)
         for (uint32_t epilogue : epilogues)
             for (int trans = 0; trans < 4; trans++) {
@@ -280,14 +337,6 @@ TEST(epilogues) {
                 c.m = 48, c.n = 65, c.k = 40, c.epilogue = epilogue, c.transa = trans & 1, c.transb = trans >> 1;
                 must_run(c);
             }
-}
-
-TEST(batches) {
-    for (const auto &types : type_pairs) {
-        Case c = plain_case(types[0], types[1]);
-        c.m = 24, c.n = 17, c.k = 31, c.batches = 3, c.transa = 0, c.beta = 1;
-        must_run(c);
-    }
 }
 
 // tf32 operands have 11 significant bits: 1 + 2^-12 counts as 1, whichever way they are rounded; 1 + 2^-10 stays.
@@ -316,38 +365,122 @@ TEST(tf32) {
     cublasLtMatmulDescDestroy(desc);
 }
 
-TEST(fp8) {
+// ----------------------------------------------------------------------------------------------------------------
+// fp8 and fp4: what runs and what is refused depends on the compute capability.
+
+static Case narrow_case(cudaDataType_t ab, cudaDataType_t d, int scale_a = SCALAR, int scale_b = SCALAR) {
+    Case c = plain_case(ab, d);
+    c.m = 64, c.n = 32, c.k = 96, c.scale_a = scale_a, c.scale_b = scale_b;
+    return c;
+}
+static void check_case(const Case &c, bool runs, const char *what) {
+    if (runs) must_run(c);
+    else must_refuse(c, what);
+}
+
+TEST(scalar_scales) {
     const cudaDataType_t e4m3 = CUDA_R_8F_E4M3, e5m2 = CUDA_R_8F_E5M2;
+    const int cc = device_info()->cc;
     for (cudaDataType_t d : {CUDA_R_16BF, CUDA_R_32F, CUDA_R_16F})
         for (int mixed = 0; mixed < 3; mixed++) {
-            Case c = plain_case(mixed == 2 ? e5m2 : e4m3, d);
-            c.m = 64, c.n = 32, c.k = 96, c.set_b = 1, c.b_type = mixed == 1 ? e5m2 : e4m3;
-            must_run(c);
-            if (mixed) continue;
-            c.epilogue = CUBLASLT_EPILOGUE_BIAS;
-            must_run(c);
+            Case c = narrow_case(mixed == 2 ? e5m2 : e4m3, d);
+            c.set_b = 1, c.b_type = mixed == 1 ? e5m2 : e4m3;
+            check_case(c, cc >= 89, "fp8");
+            c.n = 37, c.beta = 1, c.fast = 1;
+            check_case(c, cc >= 89, "fp8, fast accumulation, an odd number of columns");
+            must_refuse(narrow_case(e5m2, d), "e5m2 x e5m2");
         }
-    Case c = plain_case(e4m3, CUDA_R_16BF);
-    c.ab = e5m2;
-    must_refuse(c, "e5m2 x e5m2");
-    c = plain_case(e4m3, CUDA_R_16BF), c.transa = 0;
-    must_refuse(c, "fp8 with A not transposed");
-    c = plain_case(e4m3, CUDA_R_16BF), c.transb = 1;
-    must_refuse(c, "fp8 with B transposed");
-    c = plain_case(e4m3, CUDA_R_16BF), c.k = 40;
-    must_refuse(c, "fp8 with k = 40");
-    c = plain_case(e4m3, CUDA_R_16BF), c.m = 36;
-    must_refuse(c, "fp8 with 36 rows");
-    c = plain_case(e4m3, CUDA_R_16BF), c.ld_extra = 8;
-    must_refuse(c, "fp8 with a leading dimension of 40");
-    c = plain_case(e4m3, CUDA_R_16BF), c.a_offset_bytes = 8;
-    must_refuse(c, "fp8 with A aligned to 8 bytes");
-    c = plain_case(e4m3, CUDA_R_16BF), c.epilogue = CUBLASLT_EPILOGUE_DGELU;
-    must_refuse(c, "fp8 with dGELU");
-    c = plain_case(e4m3, CUDA_R_16BF), c.epilogue = CUBLASLT_EPILOGUE_BIAS, c.bias_type = CUDA_R_32F;
+    for (int trans = 0; trans < 4; trans++) {
+        Case c = narrow_case(e4m3, CUDA_R_16BF);
+        c.transa = trans & 1, c.transb = trans >> 1;
+        check_case(c, cc == 100 || cc == 103 || (cc >= 89 && trans == 1), "fp8 with other than A transposed");
+    }
+    Case c = narrow_case(e4m3, CUDA_R_32F);
+    c.epilogue = CUBLASLT_EPILOGUE_BIAS;
+    check_case(c, cc >= 89, "fp8 with a bias");
+    c.bias_type = CUDA_R_32F;
     must_refuse(c, "fp8 with an fp32 bias");
-    c = plain_case(e4m3, CUDA_R_16BF), c.set_b = 1, c.b_type = CUDA_R_16BF;
+    c = narrow_case(e4m3, CUDA_R_16BF), c.k = 40;
+    must_refuse(c, "fp8 with k = 40");
+    c.transa = 0, c.transb = 1;
+    must_refuse(c, "fp8 with k = 40, not contiguous");
+    c = narrow_case(e4m3, CUDA_R_16BF), c.m = 36;
+    must_refuse(c, "fp8 with 36 rows");
+    c = narrow_case(e4m3, CUDA_R_16BF), c.ld_extra = 8;
+    must_refuse(c, "fp8 with a leading dimension of 104");
+    c = narrow_case(e4m3, CUDA_R_16BF), c.a_offset_bytes = 8;
+    must_refuse(c, "fp8 with A aligned to 8 bytes");
+    c = narrow_case(e4m3, CUDA_R_16BF), c.epilogue = CUBLASLT_EPILOGUE_DGELU;
+    must_refuse(c, "fp8 with dGELU");
+    c = narrow_case(e4m3, CUDA_R_16BF), c.set_b = 1, c.b_type = CUDA_R_16BF;
     must_refuse(c, "fp8 times bf16");
+}
+
+// One scale a row; blocks of 128 along k, with a k of 1, 2 and 5 blocks, the last one cut short. 90 only.
+TEST(float_scales) {
+    const cudaDataType_t e4m3 = CUDA_R_8F_E4M3;
+    const bool has = device_info()->cc == 90;
+    const int modes[4][2] = {{OUTER, OUTER}, {VEC128, VEC128}, {BLK128, VEC128}, {VEC128, BLK128}};
+    for (const auto &mode : modes) {
+        for (size_t k : {96, 256, 544}) {
+            Case c = narrow_case(e4m3, CUDA_R_16BF, mode[0], mode[1]);
+            c.m = 272, c.n = 140, c.k = k;
+            check_case(c, has, "scales that only 90 has");
+            c.d = CUDA_R_32F, c.beta = 1, c.set_b = 1, c.b_type = CUDA_R_8F_E5M2;
+            check_case(c, has, "scales that only 90 has");
+        }
+        Case c = narrow_case(e4m3, CUDA_R_16BF, mode[0], mode[1]);
+        c.no_scales = 1;
+        must_refuse(c, "no pointers to scales");
+        c = narrow_case(e4m3, CUDA_R_16BF, mode[0], mode[1]), c.n = 30;
+        check_case(c, has && mode[0] == OUTER, "blocks of 128 with 30 columns");
+    }
+    must_refuse(narrow_case(e4m3, CUDA_R_16BF, BLK128, BLK128), "BLK128x128 for both operands");
+    for (int mode : {OUTER, VEC128, BLK128}) {
+        must_refuse(narrow_case(e4m3, CUDA_R_16BF, mode, SCALAR), "a scalar for B only");
+        must_refuse(narrow_case(e4m3, CUDA_R_16BF, SCALAR, mode), "a scalar for A only");
+    }
+}
+
+// e8m0 and ue4m3 scales in tiles of 128 x 4: less than one, several, and parts of them.
+TEST(tiled_scales) {
+    const cudaDataType_t e4m3 = CUDA_R_8F_E4M3, e2m1 = CUDA_R_4F_E2M1;
+    const int cc = device_info()->cc;
+    const bool has = cc >= 100;
+    const size_t shapes[3][3] = {{64, 32, 96}, {272, 33, 544}, {128, 300, 128}};
+    for (const auto &shape : shapes)
+        for (cudaDataType_t ab : {e4m3, e2m1})
+            for (cudaDataType_t d : {CUDA_R_16BF, CUDA_R_32F}) {
+                int mode = ab == e2m1 ? VEC16 : VEC32;
+                Case c = narrow_case(ab, d, mode, mode);
+                c.m = shape[0], c.n = shape[1], c.k = shape[2], c.beta = d == CUDA_R_32F, c.alpha = 0.25f;
+                check_case(c, has, "scales that only 100 and 120 have");
+                c.transa = 0, c.n = 48;
+                check_case(c, ab == e4m3 && (cc == 100 || cc == 103), "A not transposed");
+            }
+    Case c = narrow_case(e4m3, CUDA_R_16BF, VEC32, VEC32);
+    c.k = 48;
+    must_refuse(c, "VEC32 with k = 48");
+    c = narrow_case(e2m1, CUDA_R_16BF, VEC16, VEC16), c.k = 48;
+    must_refuse(c, "fp4 with k = 48");
+    must_refuse(narrow_case(e4m3, CUDA_R_16BF, VEC32, SCALAR), "VEC32 for A only");
+    must_refuse(narrow_case(e4m3, CUDA_R_16BF, VEC16, VEC16), "VEC16 with fp8");
+    must_refuse(narrow_case(e2m1, CUDA_R_16BF), "fp4 with one scale");
+    must_refuse(narrow_case(e2m1, CUDA_R_16F, VEC16, VEC16), "fp4 with an fp16 result");
+    c = narrow_case(e2m1, CUDA_R_16BF, VEC16, VEC16), c.fast = 1;
+    must_refuse(c, "fp4 with fast accumulation");
+    c = narrow_case(e2m1, CUDA_R_16BF, VEC16, VEC16), c.set_b = 1, c.b_type = e4m3;
+    must_refuse(c, "fp4 times fp8");
+#ifdef EMU
+    if (!has) return;
+    cublasStatus_t status;
+    c = narrow_case(e4m3, CUDA_R_16BF, VEC32, VEC32);
+    c.n = 16;  // little enough for one thread: the child has no others
+    c.bad_padding = 1 + 3;  // row 0 has blocks 0 to 2
+    CHECK_DIES(1, "row 0, block 3", run_case(c, &status, false));
+    c.bad_padding = 1 + 8;  // row 64 of 64
+    CHECK_DIES(1, "row 64, block 0", run_case(c, &status, false));
+#endif
 }
 
 TEST(refusals) {
@@ -357,9 +490,9 @@ TEST(refusals) {
     must_refuse(c, "fp16 operands, bf16 result");
     c = plain_case(CUDA_R_16BF, CUDA_R_16BF), c.set_b = 1, c.b_type = CUDA_R_16F;
     must_refuse(c, "bf16 times fp16");
-    c = plain_case(CUDA_R_16BF, CUDA_R_16BF), c.epilogue = CUBLASLT_EPILOGUE_GELU_AUX, c.aux_ld = 36;
+    c = plain_case(CUDA_R_16BF, CUDA_R_16BF), c.epilogue = CUBLASLT_EPILOGUE_GELU_AUX_BIAS, c.aux_ld = 36;
     must_refuse(c, "an aux leading dimension of 36");
-    c = plain_case(CUDA_R_16BF, CUDA_R_16BF), c.epilogue = CUBLASLT_EPILOGUE_GELU_AUX, c.aux_ld = 24;
+    c = plain_case(CUDA_R_16BF, CUDA_R_16BF), c.epilogue = CUBLASLT_EPILOGUE_GELU_AUX_BIAS, c.aux_ld = 24;
     must_refuse(c, "an aux leading dimension below m");
     c = plain_case(CUDA_R_16BF, CUDA_R_16BF), c.epilogue = CUBLASLT_EPILOGUE_BIAS, c.bias_type = CUDA_R_16F;
     must_refuse(c, "an fp16 bias with bf16");
@@ -375,7 +508,7 @@ TEST(refusals) {
     c = plain_case(CUDA_R_16BF, CUDA_R_16BF), c.tf32 = 1;
     must_refuse(c, "bf16 with the tf32 compute type");
 #endif
-    c = plain_case(CUDA_R_16BF, CUDA_R_16BF), c.epilogue = CUBLASLT_EPILOGUE_GELU_AUX, c.no_aux = 1;
+    c = plain_case(CUDA_R_16BF, CUDA_R_16BF), c.epilogue = CUBLASLT_EPILOGUE_GELU_AUX_BIAS, c.no_aux = 1;
     must_refuse(c, "no aux pointer");
     cublasLtMatmulDesc_t desc;
     int64_t eight_bytes = CUBLAS_OP_T;
@@ -386,16 +519,36 @@ TEST(refusals) {
     cublasLtMatmulDescDestroy(desc);
 }
 
-int main() {
+#ifdef EMU
+static const char *program;
+
+TEST(other_architectures) {
+    for (const char *cc : {"80", "89", "100", "120"}) {
+        char command[4096];
+        snprintf(command, sizeof command, "text=$(EMU_CC=%s '%s' narrow) || { echo \"$text\"; exit 1; }", cc, program);
+        fflush(stdout);
+        CHECK(system(command) == 0, "compute capability %s", cc);
+    }
+}
+#endif
+
+int main(int argc, char **argv) {
     if (cublasLtCreate(&handle) != CUBLAS_STATUS_SUCCESS) return 1;
-    RUN(shapes_and_types);
-    RUN(alpha_beta_leading_dimensions);
-    RUN(beta_zero_reads_nothing);
-    RUN(epilogues);
-    RUN(batches);
-    RUN(tf32);
-    RUN(fp8);
-    RUN(refusals);
+    if (argc == 1) {
+        RUN(shapes_and_types);
+        RUN(alpha_beta_leading_dimensions);
+        RUN(beta_zero_reads_nothing);
+        RUN(epilogues);
+        RUN(tf32);
+        RUN(refusals);
+    }
+    RUN(scalar_scales);
+    RUN(float_scales);
+    RUN(tiled_scales);
     cublasLtDestroy(handle);
+#ifdef EMU
+    program = argv[0];
+    if (argc == 1) RUN(other_architectures);
+#endif
     return test_summary();
 }

@@ -87,15 +87,26 @@ static size_t memory_limit() {
 // The compute capability as 80, 89, 90, 100 or 120, for emu_blas.cpp.
 int emu_compute_capability() { return device_row()->cc; }
 
+// A process uses one device; that there are more matters to ranks, which are told apart by theirs.
+static int device_count() {
+    static const int count = (int)environment_number("EMU_DEVICES", 8);
+    return count;
+}
+static int current_device;
+
 cudaError_t cudaGetDeviceCount(int *count) {
-    *count = 1;
-    return cudaSuccess;
+    *count = device_count();
+    return *count > 0 ? cudaSuccess : fail(cudaErrorNoDevice);
 }
 cudaError_t cudaGetDevice(int *device) {
-    *device = 0;
+    *device = current_device;
     return cudaSuccess;
 }
-cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : fail(cudaErrorInvalidDevice); }
+cudaError_t cudaSetDevice(int device) {
+    if (device < 0 || device >= device_count()) return fail(cudaErrorInvalidDevice);
+    current_device = device;
+    return cudaSuccess;
+}
 cudaError_t cudaDeviceReset() { return cudaSuccess; }
 cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
 cudaError_t cudaDriverGetVersion(int *version) {
@@ -108,7 +119,7 @@ cudaError_t cudaRuntimeGetVersion(int *version) {
 }
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device) {
-    if (device != 0) return fail(cudaErrorInvalidDevice);
+    if (device < 0 || device >= device_count()) return fail(cudaErrorInvalidDevice);
     const DeviceRow *row = device_row();
     memset((void *)p, 0, sizeof *p);
     snprintf(p->name, sizeof p->name, "%s", row->name);
@@ -177,7 +188,7 @@ static void *poisoned(size_t bytes) {
 }
 
 // Is [p, p + bytes) within one allocation of the device?
-static bool on_device(const void *p, size_t bytes) {
+bool emu_on_device(const void *p, size_t bytes) {
     auto next = memory().device.upper_bound((char *)p);
     if (next == memory().device.begin()) return false;
     --next;
@@ -226,8 +237,8 @@ cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind 
     if (kind != cudaMemcpyDefault) {
         bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
         bool from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
-        if (on_device(to, to_device ? bytes : 1) != to_device ||
-            on_device(from, from_device ? bytes : 1) != from_device)
+        if (emu_on_device(to, to_device ? bytes : 1) != to_device ||
+            emu_on_device(from, from_device ? bytes : 1) != from_device)
             return fail(cudaErrorInvalidValue);
     }
     memmove(to, from, bytes);
@@ -245,7 +256,7 @@ cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_
     return status;
 }
 cudaError_t cudaMemset(void *p, int value, size_t bytes) {
-    if (bytes && !on_device(p, bytes)) return fail(cudaErrorInvalidValue);
+    if (bytes && !emu_on_device(p, bytes)) return fail(cudaErrorInvalidValue);
     memset(p, value, bytes);
     return cudaSuccess;
 }

@@ -188,6 +188,9 @@ static void model_plan(Model *model, const GPTConfig *config, const BatchShape *
 // After model_plan(), before model_create(): another recipe than the build's default one. Plans again.
 static void model_set_recipe(Model *model, const LinearRecipe *recipe) {
     Arena *arenas[7];
+    if (recipe->autotune[0])
+        die_usage("--autotune '%s': the CPU's products have one algorithm\ntry: leave it out; it is for the GPU trainer",
+                  recipe->autotune);
     model->recipe = *recipe;
     for (size_t i = 0, n = model_arenas(model, arenas); i < n; i++) arenas[i]->used_bytes = 0;
     model_lay_out(model);

@@ -349,6 +349,7 @@ static void model_create(Model *model) {
     }
     model_lay_out(model);
     model->work.matmul = matmul_scratch(model->work.matmul_workspace, matmul_scratch_bytes());
+    model->work.matmul->autotune = model->recipe.autotune;
     CUDA_CHECK(cudaMallocHost((void **)&host->tokens, token_elems(model) * sizeof(int32_t)));
     CUDA_CHECK(cudaMallocHost((void **)&host->losses, N * sizeof(float)));
     CUDA_CHECK(cudaMallocHost((void **)&host->norm, sizeof(double)));
@@ -687,8 +688,7 @@ static AdamWTensor model_adamw_tensor(const Model *model, size_t i, const AdamWH
 static void model_update(Model *model, const AdamWHyper *hyper) {
     AdamWTensor tensors[GPT_PARAMETER_COUNT];
     for (size_t i = 0; i < GPT_PARAMETER_COUNT; i++) tensors[i] = model_adamw_tensor(model, i, hyper);
-    adamw_update_tensors(tensors, GPT_PARAMETER_COUNT, hyper, BUILD_MASTER_RULE, BUILD_MOMENTS_RULE, NULL,
-                         model->stream);
+    adamw_update_tensors(tensors, GPT_PARAMETER_COUNT, hyper, BUILD_MASTER_RULE, BUILD_MOMENTS_RULE, model->stream);
 }
 
 // From now on every tensor of a training pass is shown to `report`; NULL ends that.

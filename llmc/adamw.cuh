@@ -28,13 +28,6 @@ typedef struct {
     uint32_t stream;
 } AdamWTensor;
 
-// What the device alone may know by the time of the update, in device memory: a factor on the gradients beside
-// hyper.grad_scale, and whether this update is to be left out (a gradient was not finite).
-typedef struct {
-    float grad_scale;
-    int skip;
-} AdamWControl;
-
 typedef struct {
     int count;
     unsigned first_block[ADAMW_MAX_TENSORS + 1];
@@ -106,11 +99,7 @@ __device__ __forceinline__ void adamw_store_weight(float (&w)[ADAMW_VECTOR], con
 
 template <MasterRule MASTER, MomentsRule MOMENTS>
 __global__ void __launch_bounds__(ADAMW_THREADS, 4)
-    adamw_kernel(const AdamWTable table, AdamWHyper h, const AdamWControl *control) {
-    if (control) {
-        if (control->skip) return;
-        h.grad_scale = __fmul_rn(h.grad_scale, control->grad_scale);
-    }
+    adamw_kernel(const AdamWTable table, const AdamWHyper h) {
     int index = 0;
     while (blockIdx.x >= table.first_block[index + 1]) index++;
     const AdamWTensor &t = table.tensors[index];
@@ -138,9 +127,8 @@ __global__ void __launch_bounds__(ADAMW_THREADS, 4)
 
 // adamw_update_tensors: see adamw_update_tensor in adamw.h; `count` tensors, at most ADAMW_MAX_TENSORS, in one launch
 //   tensors[].weight_decay stands for h->weight_decay      n % 4 == 0, 16-byte pointers
-//   control: device memory, or NULL for no factor and no skipping
 static inline void adamw_update_tensors(const AdamWTensor *tensors, int count, const AdamWHyper *h, MasterRule master,
-                                        MomentsRule moments, const AdamWControl *control, cudaStream_t stream) {
+                                        MomentsRule moments, cudaStream_t stream) {
     AdamWTable table = {};
     if (count > ADAMW_MAX_TENSORS) die("adamw: %d tensors, the table holds %d", count, ADAMW_MAX_TENSORS);
     for (int i = 0; i < count; i++) {
@@ -154,7 +142,7 @@ static inline void adamw_update_tensors(const AdamWTensor *tensors, int count, c
         table.count++;
     }
     if (table.count == 0) return;
-    void (*kernel)(const AdamWTable, AdamWHyper, const AdamWControl *) = NULL;
+    void (*kernel)(const AdamWTable, const AdamWHyper) = NULL;
 #define CASE(MASTER, MOMENTS)                                                \
     if (master == MASTER_RULE_##MASTER && moments == MOMENTS_RULE_##MOMENTS) \
     kernel = adamw_kernel<MASTER_RULE_##MASTER, MOMENTS_RULE_##MOMENTS>
@@ -171,29 +159,14 @@ static inline void adamw_update_tensors(const AdamWTensor *tensors, int count, c
     CASE(NEAREST, BF16);
     CASE(NEAREST, BF16SR);
 #undef CASE
-    launch(kernel, grid_1d(table.first_block[table.count]), ADAMW_THREADS, 0, stream, table, *h, control);
+    launch(kernel, grid_1d(table.first_block[table.count]), ADAMW_THREADS, 0, stream, table, *h);
 }
 
 // adamw_update: see adamw.h; one tensor in fp32
 static inline void adamw_update(float *weight, float *m, float *v, const float *grad, size_t n, const AdamWHyper *h,
                                 cudaStream_t stream) {
     AdamWTensor t = {weight, NULL, NULL, m, v, grad, n, 0, h->weight_decay, 0};
-    adamw_update_tensors(&t, 1, h, MASTER_RULE_FP32, MOMENTS_RULE_FP32, NULL, stream);
-}
-
-static __global__ void adamw_control_kernel(AdamWControl *control, const double *norm_squared, const int *nonfinite,
-                                            double loss_scale, double grad_clip) {
-    const double norm = sqrt(*norm_squared) / loss_scale;
-    const double clip = grad_clip > 0 && norm > grad_clip ? grad_clip / norm : 1.0;
-    control->grad_scale = (float)(clip / loss_scale);
-    control->skip = *nonfinite != 0 || !isfinite(norm);
-}
-
-// adamw_control: *control (device) = clipping to grad_clip (0: none) and unscaling, from the squared norm of the scaled
-// gradients and their finite test (both on the device): with hyper.grad_scale = 1 no host synchronisation is needed.
-static inline void adamw_control(AdamWControl *control, const double *norm_squared, const int *nonfinite,
-                                 double loss_scale, double grad_clip, cudaStream_t stream) {
-    launch(adamw_control_kernel, 1, 1, 0, stream, control, norm_squared, nonfinite, loss_scale, grad_clip);
+    adamw_update_tensors(&t, 1, h, MASTER_RULE_FP32, MOMENTS_RULE_FP32, stream);
 }
 
 // ----------------------------------------------------------------------------------------------------------------

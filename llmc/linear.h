@@ -36,6 +36,7 @@ typedef struct {
     size_t hp_first, hp_last; // blocks at either end that stay high
     const char *exclude;      // "a,b": layers whose name holds one of these stay high
     uint64_t forward_high_from;  // from this step on fprop is high; 0: never
+    const char *autotune;        // GPU: the file with each product's fastest algorithm; "": none
 } LinearRecipe;
 
 static inline LinearRecipe linear_recipe(const PrecisionPolicy *policy, uint64_t seed) {
@@ -47,6 +48,7 @@ static inline LinearRecipe linear_recipe(const PrecisionPolicy *policy, uint64_t
     recipe.fast_forward = policy->fast_accumulate;
     recipe.promote = -1;
     recipe.exclude = "";
+    recipe.autotune = "";
     return recipe;
 }
 

@@ -2,15 +2,18 @@
 // and matrix-vector product (sampling).
 //
 // For each distinct product (shape, types, epilogue, accumulation) descriptors and algorithm are made at its first use
-// and kept: asking cuBLASLt costs about 10 us, and a cached algorithm gives the same bits from call to call.
+// and kept: asking cuBLASLt costs about 10 us, and a cached algorithm gives the same bits from call to call. With
+// --autotune the first use also times the library's proposals (matmul_tune.cuh).
 // Accumulators are fp32 everywhere; split-K may reduce in fp32 only (never in the 16-bit output type, which the
 // library's default allows). Row-major matrices are column-major ones transposed, which is how they are described here.
 #ifndef LLMC_MATMUL_CUH
 #define LLMC_MATMUL_CUH
 
 #include <cublasLt.h>
+#include <float.h>
 
 #include "column_sums.cuh"
+#include "matmul_tune.cuh"
 #include "mma.cuh"
 #include "precision_types.cuh"
 
@@ -21,9 +24,9 @@ static inline void cublas_check(cublasStatus_t status, const char *statement, co
 }
 #define CUBLAS_CHECK(statement) cublas_check((statement), #statement, __FILE__, __LINE__)
 
-// What the product does to its sums before the only rounding.
-//   GELU_BIAS: aux = sum + bias as stored, out = gelu(sum + bias before rounding)     DGELU: out = sum gelu'(aux)
-typedef enum { MATMUL_PLAIN, MATMUL_BIAS, MATMUL_GELU_BIAS, MATMUL_DGELU } MatmulEpilogue;
+// What the product does to its sums before the only rounding. (No GELU here: doc/gpu.md has the bytes that would save,
+// and why it is not done.)
+typedef enum { MATMUL_PLAIN, MATMUL_BIAS } MatmulEpilogue;
 
 // One kind of product: D (m x n) = op(A) (m x k) . op(B) (k x n) [+ D], column-major. Compared as bytes: no padding.
 typedef struct {
@@ -46,6 +49,7 @@ typedef struct {
     cublasLtHandle_t handle;
     void *workspace;
     size_t workspace_bytes;
+    const char *autotune;  // the file of choices; "": the library's first proposal is taken
     int count;
     MatmulPlan plans[MATMUL_MAX_PLANS];
 } MatmulScratch;
@@ -59,6 +63,7 @@ static inline MatmulScratch *matmul_scratch(void *workspace, size_t workspace_by
     MatmulScratch *scratch = (MatmulScratch *)checked_calloc(1, sizeof *scratch, "cuBLASLt's plans");
     CUBLAS_CHECK(cublasLtCreate(&scratch->handle));
     scratch->workspace = workspace;
+    scratch->autotune = "";
     scratch->workspace_bytes = workspace_bytes;
     return scratch;
 }
@@ -81,8 +86,7 @@ static inline void matmul_scratch_free(MatmulScratch *scratch) {
     CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(desc, attribute, &(value), sizeof(value)))
 
 static inline void matmul_describe(MatmulPlan *plan) {
-    static const cublasLtEpilogue_t epilogues[] = {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS,
-                                                   CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_DGELU};
+    static const cublasLtEpilogue_t epilogues[] = {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS};
     const MatmulKey *key = &plan->key;
     // fp32 stays fp32 unless the policy's operands are tf32. The default permits no tf32.
     const cublasComputeType_t compute = key->operand_type == CUDA_R_32F && BUILD_OPERAND == FORMAT_TF32
@@ -95,10 +99,6 @@ static inline void matmul_describe(MatmulPlan *plan) {
     MATMUL_SET(plan->operation, CUBLASLT_MATMUL_DESC_TRANSA, transpose_a);
     MATMUL_SET(plan->operation, CUBLASLT_MATMUL_DESC_TRANSB, transpose_b);
     MATMUL_SET(plan->operation, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogues[key->epilogue]);
-    if (key->epilogue == MATMUL_GELU_BIAS || key->epilogue == MATMUL_DGELU) {
-        const int64_t ld = (int64_t)key->m;
-        MATMUL_SET(plan->operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, ld);
-    }
     // Leading dimensions are the rows of the stored matrix: no gaps anywhere.
     const uint64_t a_rows = key->transpose_a ? key->k : key->m, a_cols = key->transpose_a ? key->m : key->k;
     const uint64_t b_rows = key->transpose_b ? key->n : key->k, b_cols = key->transpose_b ? key->k : key->n;
@@ -107,18 +107,18 @@ static inline void matmul_describe(MatmulPlan *plan) {
     CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&plan->d, out, key->m, key->n, (int64_t)key->m));
 }
 
-// Bias and aux pointers belong to the call, not to the plan; both are part of what the library's choice looks at.
-static inline void matmul_set_pointers(MatmulPlan *plan, const void *bias, const void *aux) {
+// The bias pointer belongs to the call, not to the plan; it is part of what the library's choice looks at.
+static inline void matmul_set_pointers(MatmulPlan *plan, const void *bias) {
     if (bias) MATMUL_SET(plan->operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
-    if (aux) MATMUL_SET(plan->operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux);
 }
 
-// The library's first choice, within the workspace and for pointers of 16-byte alignment (the default assumes 256,
-// which a layer's slice of an arena need not have). Reductions in COMPUTE_TYPE: fp32, in a fixed order.
-static inline void matmul_choose(MatmulScratch *scratch, MatmulPlan *plan) {
+// The library's proposals, best first as it thinks, within the workspace and for pointers of 16-byte alignment (the
+// default assumes 256, which a layer's slice of an arena need not have). Reductions in COMPUTE_TYPE: fp32, in a fixed
+// order. Returns how many; at least one.
+static inline int matmul_propose(MatmulScratch *scratch, const MatmulPlan *plan, cublasLtMatmulHeuristicResult_t *results,
+                                 int wanted) {
     const uint32_t reduction = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, alignment = 16;
     cublasLtMatmulPreference_t preference;
-    cublasLtMatmulHeuristicResult_t result;
     int found = 0;
     CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&preference));
 #define SET(attribute, value) \
@@ -131,7 +131,7 @@ static inline void matmul_choose(MatmulScratch *scratch, MatmulPlan *plan) {
     SET(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment);
 #undef SET
     cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(scratch->handle, plan->operation, plan->a, plan->b, plan->d,
-                                                           plan->d, preference, 1, &result, &found);
+                                                           plan->d, preference, wanted, results, &found);
     if (status != CUBLAS_STATUS_SUCCESS || found == 0) {
         const MatmulKey *key = &plan->key;
         die("cuBLASLt has no algorithm for a product of m=%llu n=%llu k=%llu, op(A)=%c op(B)=%c, types %d to %d, "
@@ -140,31 +140,78 @@ static inline void matmul_choose(MatmulScratch *scratch, MatmulPlan *plan) {
             key->transpose_a ? 'T' : 'N', key->transpose_b ? 'T' : 'N', key->operand_type, key->out_type, key->epilogue,
             key->accumulate ? ", accumulating" : "", cublasLtGetStatusName(status), (int)status);
     }
-    plan->algo = result.algo;
     CUBLAS_CHECK(cublasLtMatmulPreferenceDestroy(preference));
+    return found;
 }
 
-static inline MatmulPlan *matmul_plan(MatmulScratch *scratch, const MatmulKey *key, const void *bias, const void *aux) {
+static inline cublasStatus_t matmul_launch(MatmulScratch *scratch, const MatmulPlan *plan,
+                                           const cublasLtMatmulAlgo_t *algo, void *d, const void *a, const void *b,
+                                           cudaStream_t stream) {
+    const float alpha = 1.0f, beta = plan->key.accumulate ? 1.0f : 0.0f;
+    return cublasLtMatmul(scratch->handle, plan->operation, &alpha, a, plan->a, b, plan->b, &beta, d, plan->d, d,
+                          plan->d, algo, scratch->workspace, scratch->workspace_bytes, stream);
+}
+
+// The fastest proposal for the operands of a plan's first call: their own values, the real epilogue and beta, since all
+// three change the time. D is as before afterwards if the product adds to it; otherwise the call overwrites it anyway.
+static inline void matmul_autotune(MatmulScratch *scratch, MatmulPlan *plan, void *d, const void *a, const void *b,
+                                   cudaStream_t stream) {
+    const MatmulKey *key = &plan->key;
+    const size_t d_bytes = (size_t)(key->m * key->n) * (key->out_type == CUDA_R_32F ? 4 : 2);
+    cublasLtMatmulHeuristicResult_t results[MATMUL_CANDIDATES];
+    char comment[96];
+    void *kept = NULL;
+    float best_ms = FLT_MAX;
+    if (matmul_tune_recall(scratch->autotune, key, sizeof *key, &plan->algo)) return;
+    if (key->accumulate && cudaMalloc(&kept, d_bytes) != cudaSuccess) {
+        cudaGetLastError();  // it is not to show at the next call
+        warn("--autotune: no memory to try a product of m=%llu n=%llu k=%llu: cuBLASLt's first proposal is taken",
+             (unsigned long long)key->m, (unsigned long long)key->n, (unsigned long long)key->k);
+        return;
+    }
+    if (kept) CUDA_CHECK(cudaMemcpyAsync(kept, d, d_bytes, cudaMemcpyDeviceToDevice, stream));
+    const int found = matmul_propose(scratch, plan, results, MATMUL_CANDIDATES);
+    for (int i = 0; i < found; i++) {
+        if (results[i].state != CUBLAS_STATUS_SUCCESS) continue;
+        const float ms = matmul_median_ms(
+            [&] { CUBLAS_CHECK(matmul_launch(scratch, plan, &results[i].algo, d, a, b, stream)); }, stream);
+        if (ms >= MATMUL_WORTHWHILE * best_ms) continue;
+        best_ms = ms;
+        plan->algo = results[i].algo;
+    }
+    if (kept) CUDA_CHECK(cudaMemcpyAsync(d, kept, d_bytes, cudaMemcpyDeviceToDevice, stream));
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+    if (kept) CUDA_CHECK(cudaFree(kept));
+    snprintf(comment, sizeof comment, "m=%llu n=%llu k=%llu", (unsigned long long)key->m, (unsigned long long)key->n,
+             (unsigned long long)key->k);
+    matmul_tune_remember(scratch->autotune, key, sizeof *key, &plan->algo, comment);
+}
+
+// The plan of this kind of product; *made = 1 if this is its first use.
+static inline MatmulPlan *matmul_plan(MatmulScratch *scratch, const MatmulKey *key, const void *bias, int *made) {
     for (int i = 0; i < scratch->count; i++)
         if (memcmp(&scratch->plans[i].key, key, sizeof *key) == 0) {
-            matmul_set_pointers(&scratch->plans[i], bias, aux);
+            matmul_set_pointers(&scratch->plans[i], bias);
             return &scratch->plans[i];
         }
     if (scratch->count == MATMUL_MAX_PLANS) die("more than %d kinds of matrix products", MATMUL_MAX_PLANS);
     MatmulPlan *plan = &scratch->plans[scratch->count++];
+    cublasLtMatmulHeuristicResult_t first;
     plan->key = *key;
     matmul_describe(plan);
-    matmul_set_pointers(plan, bias, aux);
-    matmul_choose(scratch, plan);
+    matmul_set_pointers(plan, bias);
+    matmul_propose(scratch, plan, &first, 1);
+    plan->algo = first.algo;
+    *made = 1;
     return plan;
 }
 
 static inline void matmul_run(MatmulScratch *scratch, const MatmulKey *key, void *d, const void *a, const void *b,
-                              const void *bias, const void *aux, cudaStream_t stream) {
-    const MatmulPlan *plan = matmul_plan(scratch, key, bias, aux);
-    const float alpha = 1.0f, beta = key->accumulate ? 1.0f : 0.0f;
-    CUBLAS_CHECK(cublasLtMatmul(scratch->handle, plan->operation, &alpha, a, plan->a, b, plan->b, &beta, d, plan->d, d,
-                                plan->d, &plan->algo, scratch->workspace, scratch->workspace_bytes, stream));
+                              const void *bias, cudaStream_t stream) {
+    int made = 0;
+    MatmulPlan *plan = matmul_plan(scratch, key, bias, &made);
+    if (made && scratch->autotune[0]) matmul_autotune(scratch, plan, d, a, b, stream);
+    CUBLAS_CHECK(matmul_launch(scratch, plan, &plan->algo, d, a, b, stream));
 }
 
 // ----------------------------------------------------------------------------------------------------------------
@@ -176,17 +223,7 @@ static inline void matmul_forward(MatmulScratch *scratch, T *out, const T *inp, 
                                   size_t N, size_t C, size_t OC, cudaStream_t stream) {
     const int32_t type = TypeFormat<T>::cuda;
     MatmulKey key = {OC, N, C, 1, 0, type, type, 0, bias ? MATMUL_BIAS : MATMUL_PLAIN};
-    matmul_run(scratch, &key, out, weight, inp, bias, NULL, stream);
-}
-
-// pre (N, OC) = inp . weight^T + bias as stored, and out (N, OC) = gelu of it before rounding (gelu_fused policies
-// only)
-template <typename T>
-static inline void matmul_forward_gelu(MatmulScratch *scratch, T *out, T *pre, const T *inp, const T *weight,
-                                       const T *bias, size_t N, size_t C, size_t OC, cudaStream_t stream) {
-    const int32_t type = TypeFormat<T>::cuda;
-    MatmulKey key = {OC, N, C, 1, 0, type, type, 0, MATMUL_GELU_BIAS};
-    matmul_run(scratch, &key, out, weight, inp, bias, pre, stream);
+    matmul_run(scratch, &key, out, weight, inp, bias, stream);
 }
 
 // dinp (N, C) = dout (N, OC) . weight (OC, C), or += with accumulate; rounded once
@@ -195,16 +232,7 @@ static inline void matmul_backward_input(MatmulScratch *scratch, T *dinp, const 
                                          size_t C, size_t OC, int accumulate, cudaStream_t stream) {
     const int32_t type = TypeFormat<T>::cuda;
     MatmulKey key = {C, N, OC, 0, 0, type, type, accumulate != 0, MATMUL_PLAIN};
-    matmul_run(scratch, &key, dinp, weight, dout, NULL, NULL, stream);
-}
-
-// dinp (N, C) = (dout . weight) gelu'(pre), gelu' of the sums before rounding (gelu_fused policies only)
-template <typename T>
-static inline void matmul_backward_input_gelu(MatmulScratch *scratch, T *dinp, const T *dout, const T *weight,
-                                              const T *pre, size_t N, size_t C, size_t OC, cudaStream_t stream) {
-    const int32_t type = TypeFormat<T>::cuda;
-    MatmulKey key = {C, N, OC, 0, 0, type, type, 0, MATMUL_DGELU};
-    matmul_run(scratch, &key, dinp, weight, dout, NULL, pre, stream);
+    matmul_run(scratch, &key, dinp, weight, dout, NULL, stream);
 }
 
 // dweight (OC, C) f32 = dout (N, OC)^T . inp (N, C), or += with accumulate; never rounded
@@ -212,7 +240,7 @@ template <typename T>
 static inline void matmul_backward_weight(MatmulScratch *scratch, float *dweight, const T *dout, const T *inp, size_t N,
                                           size_t C, size_t OC, int accumulate, cudaStream_t stream) {
     MatmulKey key = {C, OC, N, 0, 1, TypeFormat<T>::cuda, CUDA_R_32F, accumulate != 0, MATMUL_PLAIN};
-    matmul_run(scratch, &key, dweight, inp, dout, NULL, NULL, stream);
+    matmul_run(scratch, &key, dweight, inp, dout, NULL, stream);
 }
 
 // ----------------------------------------------------------------------------------------------------------------

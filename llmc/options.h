@@ -170,6 +170,8 @@
       "N", "0: what OpenMP finds; any number gives the same bits")                                                     \
     X(DEVICES,    "recompute", "r",           COUNT, recompute,          0, RANGE(0, 2), BESIDE,                       \
       "LEVEL", "to save memory: 1 GELU, 2 layernorm too; same bits")                                                   \
+    X(DEVICES,    "autotune", NULL,           TEXT,  autotune,           "", ANY, BESIDE,                              \
+      "FILE", "GPU: time each product's algorithms once; FILE keeps the choices")                                      \
     X(DEVICES,    "zero", "z",                COUNT, zero,               0, RANGE(0, 2), BESIDE,                       \
       "LEVEL", "several ranks share out: 1 masters and moments, 2 gradients too")                                      \
     X(DEVICES,    "reduce", NULL,             TEXT,  reduce,             "fp32",                                       \

@@ -19,7 +19,8 @@
 //
 // Bias: bf16 and fp16 add it to the fp32 accumulator and round once (cuBLASLt's BIAS epilogue). The fp8 and fp4 recipes
 // use plain products: the product is rounded to bf16, then a pass of ours adds the bias in fp32 and rounds again.
-// GELU is never fused into a product: it reads the pre-activation as it was stored.
+// GELU is never fused into a product: it reads the pre-activation as it was stored, so that recomputing it gives the
+// same bits (doc/gpu.md weighs that against the bytes).
 #ifndef LLMC_PRECISION_H
 #define LLMC_PRECISION_H
 
@@ -70,7 +71,6 @@ typedef struct {
     int k_chunk;           // accumulation rule; 0: plain fp32
     int fast_accumulate;   // of the forward product
     int loss_scaling;
-    int gelu_fused;        // GELU sees the product's unrounded accumulator
     int bias_in_product;   // 1: added before the only rounding; 0: the product is rounded, then a pass of its own
 } PrecisionPolicy;
 
@@ -79,7 +79,7 @@ static inline PrecisionPolicy precision_policy(PrecisionMode mode, MasterRule ma
 #define X(flag, name, master, weight, act, operand, grad, dy, dw, sum, logits, loss, m, v, scaling, chunk, fast, scaled) \
     {name, MASTER_RULE_FP32, MOMENTS_RULE_FP32, FORMAT_##master, FORMAT_##weight, FORMAT_##act, FORMAT_##operand,       \
      FORMAT_##grad, FORMAT_##dy, FORMAT_##dw, FORMAT_##sum, FORMAT_##logits, FORMAT_##loss, FORMAT_##m, FORMAT_##v,     \
-     SCALING_##scaling, chunk, fast, scaled, 0, SCALING_##scaling == SCALING_NONE},
+     SCALING_##scaling, chunk, fast, scaled, SCALING_##scaling == SCALING_NONE},
         PRECISION_MODES(X)
 #undef X
     };
@@ -269,7 +269,7 @@ static inline void precision_print(FILE *out, const PrecisionPolicy *p) {
                 p->fast_accumulate ? " (forward on Hopper: fast, 14 bits, unless --promote 128)" : "");
     fprintf(out, "\n  bias              %s\n",
             p->bias_in_product ? "added before the product's only rounding" : "added to the rounded product, rounded again");
-    fprintf(out, "  GELU              %s\n", p->gelu_fused ? "in the product, before rounding" : "of the stored pre-activation");
+    fprintf(out, "  GELU              of the stored pre-activation\n");
     if (p->scaling != SCALING_NONE)
         fprintf(out, "  never in %-8s embeddings, the logits' product, layernorm, attention, softmax, loss%s\n",
                 format_name(p->operand), p->scaling == SCALING_NV ? ", the first and the last layers" : "");

@@ -129,6 +129,7 @@ static inline LinearRecipe precision_options_recipe(const Options *o, size_t lay
     r.hp_last = nv && !options_given(o, OPTION_fp8_hp_last) ? (layers * 15 + 99) / 100 : o->fp8_hp_last;
     r.exclude = o->fp8_exclude;
     r.forward_high_from = o->fp4_switch_step;
+    r.autotune = o->autotune;
     return r;
 }
 

@@ -553,12 +553,16 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
         return invalid("a handle, a preference and room for a result are needed");
     cublasStatus_t status = check_problem(&p, desc, Adesc, Bdesc, Cdesc, Ddesc);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
-    memset(results, 0, sizeof *results);
-    results->algo.data[0] = 1;
-    for (int i = 0; i < 4; i++) results->algo.data[1 + i] = preference->alignment[i];
-    results->state = CUBLAS_STATUS_SUCCESS;
-    results->wavesCount = 1.0f;
-    *returned = 1;
+    *returned = requested < 3 ? requested : 3;
+    for (int r = 0; r < *returned; r++) {
+        cublasLtMatmulHeuristicResult_t *result = &results[r];
+        memset(result, 0, sizeof *result);
+        result->algo.data[0] = 1;
+        for (int i = 0; i < 4; i++) result->algo.data[1 + i] = preference->alignment[i];
+        result->algo.data[5] = (uint64_t)r;  // so that they differ; all compute the same
+        result->state = CUBLAS_STATUS_SUCCESS;
+        result->wavesCount = 1.0f;
+    }
     return CUBLAS_STATUS_SUCCESS;
 }
 

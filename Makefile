@@ -254,10 +254,11 @@ tokenize: $(B)/tokenize
 
 SELF_TEXT := $(sort $(wildcard README.md LICENSE Makefile *.c *.cu llmc/*.h llmc/*.cuh data/*.c data/*.md data/*.sh \
                doc/*.md scripts/*.py scripts/*.sh dev/*/*.c dev/*/*.h dev/*/*.py dev/*/*.sh))
-SELF_DATA := data/self_train_000000.bin
+SELF_DATA := data/self_train_000000.bin data/self_val_000000.bin
 data: $(SELF_DATA) | tokenize
-$(SELF_DATA): $(SELF_TEXT) | $(B)/tokenize
-	@echo "data: $(words $(SELF_TEXT)) files of this repository to $@"
+# Both come from one command: to make that is what several targets of a pattern mean (% is the underscore).
+data/self%train_000000.bin data/self%val_000000.bin: $(SELF_TEXT) | $(B)/tokenize
+	@echo "data: $(words $(SELF_TEXT)) files of this repository to $(firstword $(SELF_DATA))"
 	@$(B)/tokenize --tokenizer byte --val-fraction 0.1 --out data/self $(SELF_TEXT)
 
 # Each run gets a folder of its own, log/run_1, log/run_2, ...: an earlier one is never written into.

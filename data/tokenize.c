@@ -330,6 +330,8 @@ static void reader_open(Reader *r, const Options *o, const Tokenizer *t) {
         }
         if (stat(path, &status) != 0) die("cannot read '%s': %s", path, strerror(errno));
         if (S_ISDIR(status.st_mode)) die("cannot read '%s': it is a directory\ntry: name the files in it", path);
+        if (S_ISCHR(status.st_mode) || S_ISBLK(status.st_mode))
+            die("cannot read '%s': it is a device, neither a file nor a pipe\ntry: - for standard input", path);
         if (access(path, R_OK) != 0) die("cannot read '%s': %s", path, strerror(errno));
         if (S_ISREG(status.st_mode)) r->bytes_total += (uint64_t)status.st_size;
         else streams += !is_jsonl(o, path);
@@ -554,11 +556,11 @@ static void print_summary(const Reader *r, uint64_t documents, double seconds) {
         if (!w->shards) continue;
         char *first = shard_path(w, 0, "");
         printf("%s: %llu tokens, %zu shard%s, %s%s\n", w->split, (unsigned long long)w->total, w->shards,
-               w->shards == 1 ? "" : "s", first, w->shards == 1 ? "" : " ...");
+               plural(w->shards), first, w->shards == 1 ? "" : " ...");
         free(first);
     }
     printf("%llu document%s, %.1f MB, %.2f bytes a token, %.1f MB/s\n", (unsigned long long)documents,
-           documents == 1 ? "" : "s", (double)r->bytes_done * 1e-6,
+           plural(documents), (double)r->bytes_done * 1e-6,
            (double)r->bytes_done / (double)(writers[TRAIN].total + writers[VAL].total),
            (double)r->bytes_done * 1e-6 / (seconds > 0 ? seconds : 1e-9));
 }
@@ -627,7 +629,7 @@ static void tokenize(const Options *o) {
         if (!writers[split].total && (split == TRAIN || o->val_fraction > 0))
             die("too little text: nothing is left for %s: %llu document%s, %llu bytes, --val-fraction %g\n"
                 "try: more text, another --val-fraction, or --val-fraction 0 for no validation files",
-                split == VAL ? "validation" : "training", (unsigned long long)documents, documents == 1 ? "" : "s",
+                split == VAL ? "validation" : "training", (unsigned long long)documents, plural(documents),
                 (unsigned long long)reader.bytes_done, o->val_fraction);
     for (int split = 0; split < SPLITS; split++) shard_end(&writers[split]);
     end_live_line();

@@ -443,8 +443,8 @@ static inline void foreign_option_check(const ForeignOption *foreign, const char
 // --help and --version
 
 static inline void options_help(FILE *out, const char *program) {
-    static const char *const titles[GROUP_COUNT] = {"Data",      "Model",      "Batch",       "Optimizer", "Precision",
-                                                    "Evaluation", "Checkpoints", "Devices",   "Debugging"};
+    static const char *const titles[GROUP_COUNT] = {"Data",       "Model",       "Batch",   "Optimizer", "Precision",
+                                                    "Evaluation", "Checkpoints", "Devices", "Debugging"};
     Options defaults;
     options_defaults(&defaults);
     fprintf(out, "Usage: %s [options]     trains a GPT on token files (data/tokenize makes them)\n", program);
@@ -518,14 +518,27 @@ static inline void option_show_and_exit(const OptionInfo *info, const char *prog
     exit(fflush(stdout) == 0 ? 0 : 1);
 }
 
+// A word without dashes. Behind the value of a pattern it is most likely the second file that matches.
+static inline void option_not_one(char **argv, int i) __attribute__((noreturn));
+static inline void option_not_one(char **argv, int i) {
+    const char *word = argv[i], *before = i >= 3 && argv[i - 2][0] == '-' ? argv[i - 2] : "";
+    int is_long = before[0] && before[1] == '-', negated;
+    const OptionInfo *info =
+        *before ? option_find(before + 1 + is_long, strlen(before + 1 + is_long), is_long, &negated) : NULL;
+    if (info == &option_table()[OPTION_train] || info == &option_table()[OPTION_val])
+        die_usage(
+            "'%s' is not an option\ntry: quotes around a pattern, as --%s 'data/my_%s_*.bin', or the shell makes "
+            "several words of it",
+            word, info->name, info->name);
+    if (*word && option_find(word, strcspn(word, "="), 1, &negated))
+        die_usage("'%s' is not an option\ntry: --%s", word, word);
+    die_usage("'%s' is not an option: those begin with dashes\ntry: --help, which lists all", word);
+}
+
 // Takes argv[*i] and, where it has one, its value; *i ends on the last argument taken.
 static inline void option_parse_one(Options *o, int argc, char **argv, int *i) {
     const char *arg = argv[*i], *next = *i + 1 < argc ? argv[*i + 1] : NULL;
-    if (arg[0] != '-' || !arg[1])
-        die_usage(
-            "'%s' is not an option\ntry: quotes around a pattern, as --train 'data/my_train_*.bin', or the "
-            "shell makes several words of it",
-            arg);
+    if (arg[0] != '-' || !arg[1]) option_not_one(argv, *i);
     int is_long = arg[1] == '-', negated = 0;
     const char *word = arg + 1 + is_long, *equals = is_long ? strchr(word, '=') : NULL;
     size_t length = equals ? (size_t)(equals - word) : strlen(word);
@@ -602,6 +615,28 @@ static inline void options_apply_model(Options *o) {
     if (!o->given[OPTION_max_seq]) o->max_seq = shape->max_T;
 }
 
+// Once --batch, --seq and --ranks are known.
+static inline void options_finish_batch(Options *o) {
+    size_t micro = size_mul(size_mul(o->batch, o->seq), o->ranks);
+    char ranks_text[48] = "";
+    if (o->ranks > 1) snprintf(ranks_text, sizeof ranks_text, " x %zu ranks", o->ranks);
+    if (!o->total_batch) o->total_batch = micro;
+    if (o->total_batch % micro != 0) {
+        size_t nearest = max_size(o->total_batch / micro, 1) * micro;
+        die_usage(
+            "--total-batch %zu is not a multiple of --batch %zu x --seq %zu%s = %zu tokens\n"
+            "why: a step is a whole number of micro-batches\ntry: --total-batch %zu, or another --batch",
+            o->total_batch, o->batch, o->seq, ranks_text, micro, nearest);
+    }
+}
+
+// Another --seq than the default, where the command line named none and the model of --init has fewer positions.
+static inline void options_set_seq(Options *o, size_t seq) {
+    o->seq = o->max_seq = seq;
+    if (!options_given(o, OPTION_total_batch)) o->total_batch = 0;
+    options_finish_batch(o);
+}
+
 // Resolves the zeros that stand for another option's value, and refuses what does not go together. The parts check
 // what only they know: the vocabulary, the data, the folder. `ranks`: of this run, as its launcher says.
 static inline void options_finish(Options *o, size_t ranks) {
@@ -618,17 +653,7 @@ static inline void options_finish(Options *o, size_t ranks) {
                   "try: --dry-run, or mpirun -np %zu, srun -n %zu, scripts/launch.sh %zu",
                   o->ranks, ranks, o->ranks, o->ranks, o->ranks);
     if (!o->ranks) o->ranks = ranks;
-    size_t micro = size_mul(size_mul(o->batch, o->seq), o->ranks);
-    char ranks_text[48] = "";
-    if (o->ranks > 1) snprintf(ranks_text, sizeof ranks_text, " x %zu ranks", o->ranks);
-    if (!o->total_batch) o->total_batch = micro;
-    if (o->total_batch % micro != 0) {
-        size_t nearest = max_size(o->total_batch / micro, 1) * micro;
-        die_usage(
-            "--total-batch %zu is not a multiple of --batch %zu x --seq %zu%s = %zu tokens\n"
-            "why: a step is a whole number of micro-batches\ntry: --total-batch %zu, or another --batch",
-            o->total_batch, o->batch, o->seq, ranks_text, micro, nearest);
-    }
+    options_finish_batch(o);
     if (o->steps && o->given[OPTION_epochs])
         die_usage("--steps %zu and --epochs both say how long to train\ntry: only one of them", o->steps);
 }

@@ -109,6 +109,25 @@ static inline int safe_file_finish(SafeFile *file) {
     return !file->failed;
 }
 
+// `text` and a newline as the file `path`, written beside it, synced, then renamed: whoever looks, and a crash, finds the
+// old file or the new one. 0 with a message.
+static inline int safe_write_text(const char *path, const char *text, Message *message) {
+    char beside[SAFE_PATH_BYTES];
+    SafeFile file;
+    int length = snprintf(beside, sizeof beside, "%s.tmp", path);
+    if (length < 0 || (size_t)length >= sizeof beside) {
+        message_add(message, "the name '%.60s...' is too long", path);
+        return 0;
+    }
+    safe_file_create(&file, beside, message);
+    safe_file_write(&file, text, strlen(text));
+    safe_file_write(&file, "\n", 1);
+    if (!safe_file_finish(&file)) return 0;
+    if (rename(beside, path) == 0) return 1;
+    message_add(message, "cannot rename '%s' to '%s': %s", beside, path, strerror(errno));
+    return 0;
+}
+
 // ----------------------------------------------------------------------------------------------------------------
 // Reading
 

@@ -232,6 +232,8 @@ static inline size_t base64_decode(uint8_t *text, size_t length) {
     return n;
 }
 
+#define VOCAB_KINDS "why: GPT-2's vocabulary is encoder.json and vocab.bpe side by side, or one .tiktoken file"
+
 // NAME.tiktoken: a token in base64 and its rank, which is also its id, on each line.
 static inline void vocab_read_tiktoken(VocabBuilder *vocab) {
     size_t bytes, line_number = 0;
@@ -251,7 +253,8 @@ static inline void vocab_read_tiktoken(VocabBuilder *vocab) {
             token_bytes = base64_decode((uint8_t *)line, (size_t)(space - line));
         }
         if (!token_bytes || end != line + length)
-            die("%s:%zu: not a token in base64, a space and its rank", vocab->path, line_number);
+            die("vocabulary '%s': line %zu is not a token in base64, a space and its rank, as in a .tiktoken file\n%s",
+                vocab->path, line_number, VOCAB_KINDS);
         vocab_add(vocab, rank, (uint8_t *)line, token_bytes, (uint32_t)rank);
     }
     if (!vocab->V) die("vocabulary '%s': the file is empty", vocab->path);
@@ -269,8 +272,8 @@ static inline char *vocab_find_file(const char *folder, const char *name, const 
         free(path);
     }
     die("vocabulary '%s': there is no %s (nor %s) in this folder\n"
-        "why: GPT-2's vocabulary is encoder.json and vocab.bpe side by side, or one .tiktoken file",
-        folder, name, other_name);
+        "%s",
+        folder, name, other_name, VOCAB_KINDS);
 }
 
 static inline int vocab_has_suffix(const char *path, const char *suffix) {
@@ -281,12 +284,11 @@ static inline int vocab_has_suffix(const char *path, const char *suffix) {
 // Reads the vocabulary at `path`, of whichever kind it is.
 static inline void vocab_read(VocabBuilder *vocab, const char *path, int32_t *end_of_text) {
     struct stat status;
-    if (stat(path, &status) != 0)
-        die("vocabulary '%s': %s\ntry: the folder with encoder.json and vocab.bpe, or a .tiktoken file", path,
-            strerror(errno));
+    if (stat(path, &status) != 0) die("vocabulary '%s': %s\n%s", path, strerror(errno), VOCAB_KINDS);
     char *folder = checked_strdup(path), *slash = strrchr(folder, '/');
     if (!S_ISDIR(status.st_mode)) {
-        if (!vocab_has_suffix(path, ".json") && !vocab_has_suffix(path, ".bpe") && !vocab_has_suffix(path, ".txt")) {
+        const char *name = slash ? slash + 1 : path;
+        if (!vocab_has_suffix(path, ".json") && !vocab_has_suffix(path, ".bpe") && strcmp(name, "merges.txt") != 0) {
             vocab->path = path;
             vocab_read_tiktoken(vocab);
             free(folder);
@@ -393,7 +395,7 @@ static inline const uint8_t *tokenizer_decode(const Tokenizer *t, int32_t id, si
         *bytes = t->bpe.starts[id + 1] - t->bpe.starts[id];
         return t->bpe.pool + t->bpe.starts[id];
     }
-    if (id > UINT8_MAX) { // the one id of this tokenizer that is no byte: end_of_text
+    if (id > UINT8_MAX) {  // the one id of this tokenizer that is no byte: end_of_text
         *bytes = sizeof TOKENIZER_END_OF_TEXT - 1;
         return (const uint8_t *)TOKENIZER_END_OF_TEXT;
     }

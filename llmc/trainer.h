@@ -37,6 +37,7 @@
 #include "options.h"
 #include "precision_options.h"
 #include "progress.h"
+#include "run_folder.h"
 #include "run_log.h"
 #include "schedule.h"
 #include "tokenizer.h"
@@ -86,7 +87,8 @@ typedef struct {
 static inline int keeps_files(const Trainer *t) { return t->options.out[0] != 0; }
 
 // ----------------------------------------------------------------------------------------------------------------
-// Signals: the first asks for an orderly end at the step's border, a second SIGINT ends the program at once.
+// Signals: the first asks for an orderly end at the step's border, a second SIGINT ends the program at once. A reader of
+// standard output that is gone (| head) is a signal like others, and as it comes with the next line, never a second one.
 
 static inline volatile sig_atomic_t *stop_signal(void) {
     static volatile sig_atomic_t signal_number;
@@ -94,18 +96,19 @@ static inline volatile sig_atomic_t *stop_signal(void) {
 }
 
 static inline void on_signal(int signal_number) {
-    if (*stop_signal() && signal_number == SIGINT) _exit(128 + SIGINT);
-    *stop_signal() = signal_number;
+    if (*stop_signal() && *stop_signal() != SIGPIPE && signal_number == SIGINT) _exit(128 + SIGINT);
+    if (!*stop_signal() || signal_number != SIGPIPE) *stop_signal() = signal_number;
 }
 
 static inline void install_signals(void) {
-    static const int signals[] = {SIGINT, SIGTERM, SIGUSR1, SIGHUP};
+    static const int signals[] = {SIGINT, SIGTERM, SIGUSR1, SIGHUP, SIGPIPE};
     struct sigaction action, before;
     memset(&action, 0, sizeof action);
     action.sa_handler = on_signal;
     for (size_t i = 0; i < sizeof signals / sizeof *signals; i++) {
         sigaction(signals[i], NULL, &before);
-        if (signals[i] == SIGHUP && before.sa_handler == SIG_IGN) continue;  // nohup: a closed terminal is no reason to end
+        // nohup, or trap '' PIPE: a closed terminal, or nobody who reads, is no reason to end.
+        if ((signals[i] == SIGHUP || signals[i] == SIGPIPE) && before.sa_handler == SIG_IGN) continue;
         sigaction(signals[i], &action, NULL);
     }
 }
@@ -135,6 +138,10 @@ static inline void setup_config(Trainer *t) {
         config->C = o->channels;
         config->max_T = o->max_seq;
         config->V = o->vocab;
+    }
+    if (o->seq > config->max_T && !options_given(o, OPTION_seq)) {
+        printf("--seq %zu, as many positions as the model of --init has\n", config->max_T);
+        options_set_seq(&t->options, config->max_T);
     }
     if (o->seq > config->max_T)  // of --init's model; options_finish() compared the options
         die_usage("--seq %zu is longer than the model's %zu positions\ntry: --seq %zu", o->seq, config->max_T,
@@ -281,7 +288,7 @@ static inline size_t plan_bytes(const Trainer *t, size_t B) {
 // Says where the plan is more than there is memory, and what would fit; ends the run there unless it is a plan only.
 static inline void check_memory(const Trainer *t, size_t total) {
     const char *owner;
-    char need[32], have[32], fits[128] = "even --batch 1 does not fit: a smaller model or --seq";
+    char need[32], have[32], fits[128] = "a smaller model or a shorter --seq (even --batch 1 is too much)";
     size_t memory = model_memory_bytes(t->options.dry_run, &owner);
     size_t low = 0, high = t->B;
     if (total <= memory) return;
@@ -305,26 +312,29 @@ static inline void print_plan(Trainer *t) {
     size_t total = 0, n = model_arenas(&t->model, arenas);
     const GPTConfig *c = &t->config;
     double tokens_per_step = (double)t->B * (double)t->T * (double)t->micro_batches;
-    printf("model: %zu layers, %zu channels, %zu heads, %zu positions, vocabulary %zu (padded to %zu): %s parameters\n",
-           c->L, c->C, c->NH, c->max_T, c->V, c->Vp, format_count(count, (double)parameter_count(c)));
+    printf(
+        "model: %zu layer%s, %zu channel%s, %zu head%s, %zu position%s, vocabulary %zu (padded to %zu): %s parameters\n",
+        c->L, plural(c->L), c->C, plural(c->C), c->NH, plural(c->NH), c->max_T, plural(c->max_T), c->V, c->Vp,
+        format_count(count, (double)parameter_count(c)));
     printf("memory:\n");
     for (size_t i = 0; i < n; i++) {
         printf("  %-16s %12s\n", arenas[i]->name, format_bytes_text(text, (double)arenas[i]->used_bytes));
         total += arenas[i]->used_bytes;
     }
     printf("  %-16s %12s   (%d thread%s%s)\n", "total", format_bytes_text(text, (double)total), thread_count(),
-           thread_count() == 1 ? "" : "s", thread_count_note());
+           plural((uint64_t)thread_count()), thread_count_note());
     printf("  %zu logits a pass, of which at most %zu rows exist at once\n", size_mul(size_mul(t->B, t->T), c->Vp),
            LOGITS_CHUNK_ROWS);
     check_memory(t, total);
     printf("data: %llu shard%s, %s tokens to train on\n", (unsigned long long)t->train.num_shards,
-           t->train.num_shards == 1 ? "" : "s", format_count(count, (double)t->train.total_tokens));
+           plural(t->train.num_shards), format_count(count, (double)t->train.total_tokens));
     double needed = tokens_per_step * (double)t->total_steps;
-    printf("  %llu steps of %zu x %zu x %zu = %.0f tokens need %s: %.2f epochs\n", (unsigned long long)t->total_steps,
-           t->micro_batches, t->B, t->T, tokens_per_step, format_count(count, needed),
+    printf("  %llu step%s of %zu x %zu x %zu = %.0f tokens need %s: %.2f epochs\n", (unsigned long long)t->total_steps,
+           plural(t->total_steps), t->micro_batches, t->B, t->T, tokens_per_step, format_count(count, needed),
            needed / ((double)t->train.samples_per_epoch * (double)t->T));
     if (t->val_sequences)
-        printf("  validation over %llu sequences, the same %s tokens each time\n", (unsigned long long)t->val_sequences,
+        printf("  validation over %llu sequence%s, the same %s tokens each time\n",
+               (unsigned long long)t->val_sequences, plural(t->val_sequences),
                format_count(count, (double)t->val_sequences * (double)t->T));
     fflush(stdout);
     dataloader_require(&t->train, t->B, 1);
@@ -722,42 +732,22 @@ static inline void setup(Trainer *t, int argc, char **argv) {
     fflush(stdout);
 }
 
-// Writes the options beside the log, for people and scripts; a checkpoint carries its own copy.
-static inline void write_options(const Trainer *t, const char *options_json) {
-    char path[SAFE_PATH_BYTES];
-    path_join(path, t->options.out, "options.json");
-    FILE *file = file_open(path, "w");
-    file_write(file, options_json, strlen(options_json), path);
-    file_write(file, "\n", 1, path);
-    file_close(file, path);
-}
-
-// Two runs in one folder would lose each other's log and checkpoints: the second one ends here. A folder that is not
-// there yet is locked when start_log() has made it; the lock goes when the program ends, however it ends.
-static inline void lock_folder(Trainer *t) {
-    if (t->folder_lock) return;
-    int folder = open(t->options.out, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (folder < 0) return;
-    if (flock(folder, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
-        die("--out '%s' is in use by another run\ntry: another --out, or wait until that one ends", t->options.out);
-    t->folder_lock = folder;
-}
-
 static inline void start_log(Trainer *t, const char *options_json, int resumed) {
     char path[SAFE_PATH_BYTES];
     Message message;
     message_clear(&message);
     if (!make_dirs(t->options.out, &message)) die("--out: %s", message.text);
-    lock_folder(t);
-    if (!path_join(path, t->options.out, "run.jsonl")) die("--out: the name of the output folder is too long");
+    if (!t->folder_lock) t->folder_lock = run_folder_lock(t->options.out);
+    if (!resumed) run_folder_set_aside(t->options.out);
+    run_folder_path(path, t->options.out, RUN_LOG_FILE);
     t->unfinished = run_record(t->state.step, t->state.tokens);
     if (resumed) run_log_resume_step(&t->log, path, t->state.step, t->state.val_due ? &t->unfinished : NULL);
     else run_log_open(&t->log, path);
     if (resumed) note_saved(t);
     t->seconds = t->log.seconds;
-    if (!path_join(path, t->options.out, "numerics.jsonl")) die("--out: the name of the output folder is too long");
+    run_folder_path(path, t->options.out, RUN_NUMERICS_FILE);
     numerics_open(&t->numerics, path, t->options.numerics_every, BUILD_MASTER_RULE, resumed, t->state.step);
-    write_options(t, options_json);
+    run_folder_write_options(t->options.out, options_json);
 }
 
 static inline void start_weights(Trainer *t) {
@@ -781,7 +771,10 @@ static inline void start(Trainer *t) {
     n += train_state_list(t->tensors + n, &t->state);
     checkpoint_open(&t->checkpointer, keeps_files(t) ? o->out : NULL, &t->config, t->tensors, n, options_json);
     model_checkpoint_access(&t->model, &t->checkpointer);
-    if (keeps_files(t)) lock_folder(t);
+    if (keeps_files(t)) {
+        t->folder_lock = run_folder_lock(o->out);
+        run_folder_check(o->out);
+    }
     int resumed = resume(t);
     if (!resumed) start_weights(t);
     model_weights_changed(&t->model);
@@ -810,19 +803,28 @@ static inline void finish(Trainer *t) {
     free(t->generator.scratch);
 }
 
+// Did a signal leave something to do for a resumed run? One that came after the last step and its validation did not.
+static inline int interrupted(const Trainer *t) {
+    return *stop_signal() && (t->state.step < t->total_steps || t->state.val_due);
+}
+
 // What a finished or interrupted run left where.
 static inline void print_outputs(const Trainer *t) {
     char name[64], seconds[32];
     end_live_line();
-    printf("%s after %llu steps, %s in steps", *stop_signal() ? "stopped" : "done", (unsigned long long)t->state.step,
-           format_duration(seconds, t->seconds));
-    if (t->state.skipped) printf(", %llu updates skipped", (unsigned long long)t->state.skipped);
+    if (interrupted(t) && *stop_signal() == SIGPIPE)
+        warn("nobody reads standard output any more: stopped after %llu step%s%s", (unsigned long long)t->state.step,
+             plural(t->state.step), keeps_files(t) ? ", --resume goes on" : "");
+    printf("%s after %llu step%s, %s in steps", interrupted(t) ? "stopped" : "done", (unsigned long long)t->state.step,
+           plural(t->state.step), format_duration(seconds, t->seconds));
+    if (t->state.skipped)
+        printf(", %llu update%s skipped", (unsigned long long)t->state.skipped, plural(t->state.skipped));
     printf("\n");
     if (!keeps_files(t)) return;
     checkpoint_step_name(name, t->saved_step);
     printf("  log         %s/run.jsonl\n", t->options.out);
     if (t->saved_step) printf("  checkpoint  %s/%s\n", t->options.out, name);
-    if (*stop_signal()) printf("  go on with  --resume\n");
+    if (interrupted(t)) printf("  go on with  --resume\n");
     else printf("  loss plot   python3 scripts/plot_runs.py %s\n", t->options.out);
 }
 
@@ -850,7 +852,7 @@ static inline int trainer_main(int argc, char **argv) {
     print_outputs(t);
     if (keeps_files(t)) run_log_close(&t->log);
     finish(t);
-    return *stop_signal() ? EXIT_INTERRUPTED : 0;
+    return interrupted(t) ? EXIT_INTERRUPTED : 0;
 }
 
 #endif

@@ -82,8 +82,7 @@ static inline void error_exit(int code, const char *file, int line, const char *
     }
     if (run_context()->ranks > 1)
         fprintf(stderr, "\n  at:  rank %d of %d, %s:%d\n", run_context()->rank, run_context()->ranks, file, line);
-    else
-        fprintf(stderr, "\n  at:  %s:%d\n", file, line);
+    else fprintf(stderr, "\n  at:  %s:%d\n", file, line);
     exit(code);
 }
 #define die(...) error_exit(1, __FILE__, __LINE__, __VA_ARGS__)
@@ -108,6 +107,9 @@ static inline size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
 static inline size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
 static inline size_t ceil_div(size_t a, size_t b) { return (a + b - 1) / b; }
 static inline size_t round_up(size_t a, size_t multiple) { return ceil_div(a, multiple) * multiple; }
+
+// "1 step", "2 steps": printf("%zu step%s", n, plural(n)).
+static inline const char *plural(uint64_t n) { return n == 1 ? "" : "s"; }
 
 // a * b, or the end of the program where that is no size_t.
 static inline size_t size_mul(size_t a, size_t b) {
@@ -175,8 +177,8 @@ static inline void *arena_take(Arena *arena, size_t count, size_t element_bytes)
     char *memory = arena->base ? arena->base + arena->used_bytes : NULL;
     arena->used_bytes += round_up(size_mul(count, element_bytes), ARENA_ALIGN_BYTES);
     if (arena->base && arena->used_bytes > arena->capacity_bytes)
-        die("arena '%s': %zu bytes asked for, %zu planned (a fault of this program)", arena->name,
-            arena->used_bytes, arena->capacity_bytes);
+        die("arena '%s': %zu bytes asked for, %zu planned (a fault of this program)", arena->name, arena->used_bytes,
+            arena->capacity_bytes);
     return memory;
 }
 
@@ -234,7 +236,14 @@ static inline int thread_count(void) {
 #endif
 }
 
+// What --threads asks for. Far more threads than processors would end in a message of OpenMP's, or of the system's.
 static inline void set_thread_count(int threads) {
+    long processors = sysconf(_SC_NPROCESSORS_ONLN), most = processors > 16 ? 4 * processors : 64;
+    if (threads > most)
+        die_usage(
+            "--threads %d: this machine has %ld processor%s, more than %ld threads make no sense\n"
+            "try: --threads 0, one thread a processor",
+            threads, processors, plural((uint64_t)processors), most);
 #ifdef _OPENMP
     omp_set_num_threads(threads);
 #else
@@ -248,7 +257,9 @@ static inline void set_thread_count(int threads) {
 // runtimes read these settings before main, so the program starts itself again with them, unless the user has set any.
 static inline void limit_thread_spinning(char **argv) {
 #ifdef _OPENMP
-    static const char *const settings[][2] = {{"OMP_WAIT_POLICY", NULL}, {"GOMP_SPINCOUNT", "1000"}, {"KMP_BLOCKTIME", "0"}};
+    static const char *const settings[][2] = {{"OMP_WAIT_POLICY", NULL},
+                                              {"GOMP_SPINCOUNT", "1000"},
+                                              {"KMP_BLOCKTIME", "0"}};
     for (size_t i = 0; i < 3; i++)
         if (getenv(settings[i][0])) return;
     for (size_t i = 1; i < 3; i++) setenv(settings[i][0], settings[i][1], 1);

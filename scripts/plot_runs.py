@@ -6,7 +6,7 @@
 """Draws one or several runs: loss (raw, smoothed, validation), learning rate and gradient norm.
 
     python3 scripts/plot_runs.py log                         -> log/loss.png
-    python3 scripts/plot_runs.py log_a log_b --out ab.svg    several runs in one picture
+    python3 scripts/plot_runs.py log/a log/b                 -> ./compare.png, several runs in one picture
     uv run scripts/plot_runs.py log                          fetches matplotlib by itself
 
 A run is a folder with a run.jsonl (one object a line: step, loss, val_loss, lr, grad_norm, ...), or such a file. Lines
@@ -172,7 +172,8 @@ def draw(runs, labels, out, window, log_scale):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], epilog="Reads RUN/run.jsonl of each run.")
     parser.add_argument("runs", nargs="+", metavar="RUN", help="output folder of a run, or its run.jsonl")
-    parser.add_argument("--out", metavar="FILE", help="picture to write, .png, .svg or .pdf (loss.png of the first run)")
+    parser.add_argument("--out", metavar="FILE", help="picture to write, .png, .svg or .pdf (default: loss.png in "
+                        "the run's folder; of several runs ./compare.png)")
     parser.add_argument("--labels", nargs="+", metavar="TEXT", help="one name a run for the legend")
     parser.add_argument("--smooth", type=float, default=0, metavar="STEPS", help="smoothing window; 0: a 100th")
     parser.add_argument("--log", action="store_true", help="logarithmic loss axis")
@@ -189,7 +190,8 @@ def main():
         if torn:
             print(f"{path}: {torn} line{'s' if torn > 1 else ''} left out (torn or without a step)", file=sys.stderr)
     first = args.runs[0]
-    out = args.out or os.path.join(first if os.path.isdir(first) else os.path.dirname(first), "loss.png")
+    alone = os.path.join(first if os.path.isdir(first) else os.path.dirname(first), "loss.png")
+    out = args.out or (alone if len(args.runs) == 1 else "compare.png")
     try:
         draw(runs, args.labels or run_labels(args.runs), out, args.smooth, args.log)
     except ImportError as error:

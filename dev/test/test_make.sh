@@ -137,6 +137,9 @@ if [ -f train_gpt.c ] && [ -f data/tokenize.c ]; then
     cp data/self_train_000000.bin "$dir/first.bin"
     rm -f data/self_*.bin
     ok "the embedded dataset again" 0 "^data: " bare make data CFLAGS=-O1
+    rm data/self_val_000000.bin
+    ok "the embedded dataset, where only its validation file is missing" 0 "^val: " bare make data CFLAGS=-O1
+    ok "the embedded dataset is there: nothing is made" 1 "^0$" sh -c "env -i PATH='$dir/bin' make data CFLAGS=-O1 | grep -c '^val: '"
     ok "the same bytes again" 0 "same" sh -c "cmp '$dir/first.bin' data/self_train_000000.bin && echo same"
     ok "the real program says its version" 0 "^train_gpt .*cpu-fp32" ./train_gpt --version
 else

@@ -100,6 +100,10 @@ END
     cp "$dir/two.svg" "$dir/first.svg"
     ok "the same again" 0 "^$dir/two.svg" python3 $plot "$dir/a" "$dir/b" --out "$dir/two.svg"
     ok "the same bytes again" 0 "^$" sh -c "cmp '$dir/first.svg' '$dir/two.svg' && echo"
+    here=$PWD
+    ok "two runs without --out: beside neither, but here" 0 "^compare.png" sh -c "cd '$dir' && python3 '$here/$plot' a b"
+    ok "it is here, and the first run's picture is not touched" 0 "^fine" sh -c \
+        "test -s '$dir/compare.png' && ! test '$dir/a/loss.png' -nt '$dir/two.svg' && ! test -e '$dir/b/loss.png' && echo fine"
     ok "a single point" 0 "one.png" python3 $plot "$dir/one.jsonl" --out "$dir/one.png"
     ok "a logarithmic axis" 0 "log.pdf" python3 $plot "$dir/a" --log --smooth 5 --labels "my run" --out "$dir/log.pdf"
     ok "a format that does not exist" 1 "cannot write" python3 $plot "$dir/a" --out "$dir/x.xyz"

@@ -195,6 +195,11 @@ refuses "shards of nothing" 2 'not a whole number from 1' $t --shard-tokens 0 "$
 refuses "unknown tokenizer" 2 "'bpe' is none of: byte, gpt2" $t --tokenizer bpe "$dir/lines"
 refuses "gpt2 without a vocabulary" 2 'needs --vocab' $t --tokenizer gpt2 "$dir/lines"
 refuses "missing vocabulary" 1 "nowhere': No such file" $t --vocab "$dir/nowhere" "$dir/lines"
+refuses "a device" 1 "'/dev/null': it is a device, neither a file nor a pipe" $t /dev/null
+refuses "a text as a vocabulary" 1 "^error: vocabulary '$dir/lines': line 1 is not a token in base64" $t --vocab "$dir/lines" "$dir/lines"
+cp "$dir/lines" "$dir/lines.txt"
+refuses "a .txt as a vocabulary" 1 "^error: vocabulary '$dir/lines.txt': line 1 is not a token in base64" $t --vocab "$dir/lines.txt" "$dir/lines"
+refuses "more threads than make sense" 2 'more than [0-9]* threads make no sense' $t --threads 4096 "$dir/lines"
 refuses "folder of --out is missing" 1 'No such file' $tokenize --out "$dir/no/r" "$dir/lines"
 refuses "decoding a text" 1 'text file' $tokenize --decode "$dir/lines"
 refuses "decoding nothing" 1 'empty' $tokenize --decode "$dir/empty"

@@ -337,9 +337,9 @@ TEST(bad_vocabularies) {
     CHECK_DIES(1, "No such file", tokenizer_load(&t, "/nowhere/at/all"));
     CHECK_DIES(1, "no encoder.json", tokenizer_load(&t, folder));
     CHECK_DIES(1, "two tokens have the id 0", tokenizer_load(&t, write_file(folder, "a.tiktoken", "YQ== 0\nYg== 0\n")));
-    CHECK_DIES(1, "a.tiktoken:2: not a token", tokenizer_load(&t, write_file(folder, "a.tiktoken", "YQ== 0\nhello\n")));
-    CHECK_DIES(1, "a.tiktoken:1: not a token", tokenizer_load(&t, write_file(folder, "a.tiktoken", "YQ= 0\n")));
-    CHECK_DIES(1, "a.tiktoken:1: not a token", tokenizer_load(&t, write_file(folder, "a.tiktoken", "YQ== 0x\n")));
+    CHECK_DIES(1, "a.tiktoken': line 2 is not a token", tokenizer_load(&t, write_file(folder, "a.tiktoken", "YQ== 0\nhello\n")));
+    CHECK_DIES(1, "a.tiktoken': line 1 is not a token", tokenizer_load(&t, write_file(folder, "a.tiktoken", "YQ= 0\n")));
+    CHECK_DIES(1, "a.tiktoken': line 1 is not a token", tokenizer_load(&t, write_file(folder, "a.tiktoken", "YQ== 0x\n")));
     CHECK_DIES(1, "no token for the byte 0x00", tokenizer_load(&t, write_file(folder, "a.tiktoken", "YQ== 0\n")));
     CHECK_DIES(1, "another id as well", tokenizer_load(&t, write_file(folder, "a.tiktoken", "YQ== 0\nYQ== 1\n")));
     CHECK_DIES(1, "beyond", tokenizer_load(&t, write_file(folder, "a.tiktoken", "YQ== 99999999999\n")));

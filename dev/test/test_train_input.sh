@@ -22,6 +22,12 @@ ends "a sample longer than the model" 2 '--sample-length 20 after a prompt of 1 
 ends "a prompt without a tokenizer" 2 '--prompt needs a tokenizer' --sample-every 1 --prompt hello
 ends "llm.c's options" 0 '^done after 2 steps' -b 2 -t 8 -x 2 -l 1e-3 -u 1 -c 0 -v 0 -s 0 -z 0 -h 0 -n 1
 ends "llm.c's option this program lacks" 2 'ZeRO' -z 1
+ends "a file after a pattern's first" 2 "try: quotes around a pattern, as --train" --train "$dir/train.bin" "$dir/val.bin"
+ends "a file after a pattern's first, with llm.c's name" 2 "try: quotes around a pattern, as --val" -j "$dir/train.bin" "$dir/val.bin"
+ends "a word where an option should be" 2 "'fast' is not an option: those begin with dashes" --steps 3 fast
+check "a word where an option should be: nothing about patterns" eval '! grep -q pattern "$dir/e.txt"'
+ends "an option without its dashes" 2 "try: --steps" steps 3
+ends "more threads than make sense" 2 '--threads 4096: this machine has [0-9]* processors?, more than [0-9]* threads' --threads 4096
 check "nothing is begun where the options are wrong" eval '[ ! -e "$dir/e" ]'
 
 # --- token files -------------------------------------------------------------------------------------------------
@@ -86,6 +92,19 @@ ends "a validation set too small for one sequence" 1 'the validation set is too 
 ends "training and validation of two tokenizers" 1 "--val .*kind7.* another tokenizer than --train" --train "$dir/kind8.bin" --val "$dir/kind7.bin"
 ends "files of two tokenizers" 1 "kind8.bin.*made with another tokenizer" --train "$dir/kind[78].bin"
 ends "a tokenizer that the data was not made with is warned of" 0 "^warning: --tokenizer 'byte' is not the one" --train "$dir/kind8.bin" --tokenizer byte --steps 1
+# begins_with NAME COMMAND WORDS: a folder in which COMMAND was done first; the run ends before it writes or waits.
+begins_with() {
+    rm -rf "$dir/e" && mkdir "$dir/e" && (cd "$dir/e" && eval "$2")
+    run e --steps 2
+    judge "$1" $? 2 "$3" e
+    check "$1: nothing is begun" eval '[ "$(ls "$dir/e" | wc -l)" -eq 1 ] && [ ! -s "$dir/e/run.jsonl" ] || [ -d "$dir/e/run.jsonl" ]'
+}
+begins_with "a pipe of the log's name" 'mkfifo run.jsonl' "e/run.jsonl' is a pipe, where the run writes"
+begins_with "a folder of the log's name" 'mkdir run.jsonl' "e/run.jsonl' is a folder, where the run writes"
+begins_with "a pipe of the numerics' name" 'mkfifo numerics.jsonl' "e/numerics.jsonl' is a pipe"
+begins_with "a folder of the options' name" 'mkdir options.json' "e/options.json' is a folder"
+begins_with "a folder where the link to the best goes" 'mkdir best' "e/best' is a folder, where the run makes a link"
+begins_with "a file where the link to the best goes" ': >best' "e/best' is a file, where the run makes a link"
 ends "a folder that cannot be made" 1 "cannot make the folder|Not a directory" --steps 2 --out "$dir/train.bin/x"
 
 # Without a standard stream the first file opened would take its place, and get what is printed.
@@ -137,6 +156,10 @@ bad_init() {
 }
 bad_init "--init with NaN" 1 'ln_f.bias holds NaN or infinity' --init "$dir/nan"
 bad_init "--init and another shape" 2 '--layers cannot be given together with --init' --init "$dir/hf" --layers 3
+"$train" --train "$dir/train.bin" --val= --batch 4 --sample-every 0 --steps 5 --threads 2 --out "$dir/i8" --init "$dir/hf" >"$dir/i8.txt" 2>&1
+judge "--init: without --seq sequences are as long as the model" $? 0 "^--seq 16, as many positions as the model of --init has" i8
+check "--init: without --seq it trains as with it" "$tool" same-log "$dir/i4/run.jsonl" "$dir/i8/run.jsonl"
+bad_init "--init without --seq, and a step that is no whole number of micro-batches" 2 '--total-batch 72 is not a multiple of --batch 4 x --seq 16' --init "$dir/hf" --seq 16 --total-batch 72
 bad_init "--init and a longer sequence than it has positions" 2 "--seq 32 is longer than the model's 16 positions" --init "$dir/hf" --seq 32
 head -c 5000 "$dir/bin3.bin" >"$dir/cut.bin"
 bad_init "--init: a .bin cut short" 1 'has 5000 bytes, its header .* means' --init "$dir/cut.bin"
@@ -151,6 +174,10 @@ judge "--resume with another number of heads, which no tensor's size shows" $? 1
 run r --steps 9 --resume --layers 3
 judge "--resume with another shape" $? 1 'tensor .*h.2.* is missing' r
 check "--resume with another shape: the difference is listed first" grep -q -e '--layers 2 -> 3 (changes what is trained)' "$dir/r.txt"
+
+run one --steps 1 --layers 1 --heads 1 --channels 8 --seq 1 --batch 1
+check "one of a kind is not said in the plural" eval '! grep -E "(^|[^0-9.])1 (layers|heads|positions|steps|shards)" "$dir/one.txt" &&
+    grep -q "^model: 1 layer, 8 channels, 1 head, 1 position," "$dir/one.txt" && grep -q "^done after 1 step," "$dir/one.txt"'
 
 # --- plans -------------------------------------------------------------------------------------------------------
 "$tool" tokens "$dir/gpt2.bin" 70000 50257
@@ -176,6 +203,7 @@ check "a plan counts in 64 bits: the logits of B 64, T 1024" grep -q '3296722944
 ends "sizes beyond 64 bits are refused in words" 1 'do not fit in 64 bits' --dry-run --batch 1073741824 --seq 1073741824 --layers 100000
 "$train" --model gpt3:175B --train "$dir/gpt2.bin" --val '' --batch 64 --seq 1024 --out "$dir/e" >"$dir/plan.txt" 2>&1
 judge "a run that no memory holds ends before it takes any" $? 1 'the run needs [0-9.]* TiB of memory, this machine has' plan
+check "a run that no memory holds: what to do" grep -q '^  try: a smaller model or a shorter --seq (even --batch 1 is too much)$' "$dir/plan.txt"
 "$train" --model d6 --train "$dir/gpt2.bin" --val '' --batch 1000000 --seq 64 --dry-run >"$dir/plan.txt" 2>&1
 judge "too much memory: the largest batch that fits is named; too little data, too" $? 1 'try --batch [0-9]*, the largest that fits' plan
 fits=$(sed -n 's/.*try --batch \([0-9]*\),.*/\1/p' "$dir/plan.txt")

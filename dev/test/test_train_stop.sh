@@ -84,6 +84,30 @@ wait $pid
 judge "SIGUSR1 in a sample: exit code 3" $? 3 'stopped after 2 steps' s3
 check "the sample ends there" below "$(wc -w <"$dir/s3.txt")" 1900
 
+# In the last sample everything is done: no reason to go on with anything.
+rm -rf "$dir/s3"
+start s3 $text --max-seq 2500 --sample-length 2400 --sample-every 3
+wait_for "$dir/s3.txt" 'step 3  sample' && sleep 0.02
+kill -TERM $pid
+wait $pid
+code=$?
+if [ "$(wc -w <"$dir/s3.txt")" -ge 2400 ]; then skip "SIGTERM after the last step: the sample was over before"
+else judge "SIGTERM after the last step: the run is complete" $code 0 '^done after 3 steps' s3; fi
+
+# --- nobody who reads --------------------------------------------------------------------------------------------
+# The reader takes one line and goes; a step takes longer than that.
+read_one_line() { rm -rf "$dir/p" && { "$@" "$train" $tiny --val= --steps 12 --total-batch 8192 --checkpoint-every 0 --out "$dir/p" 2>"$dir/p.txt"; echo $? >"$dir/p.code"; } | head -n 1 >"$dir/p.head"; }
+read_one_line env
+judge "standard output with no reader: exit code 3, and it is said" "$(cat "$dir/p.code")" 3 '^warning: nobody reads standard output any more: stopped after [0-9]* steps?, --resume goes on' p
+step=$(sed -n 's/.*stopped after \([0-9]*\) step.*/\1/p' "$dir/p.txt")
+check "standard output with no reader: it stops early" below "$step" 12
+check "standard output with no reader: the state is saved" test -f "$dir/p/step_$(printf %08d "$step")/manifest.json"
+run p --steps 12 --total-batch 8192 --checkpoint-every 0 --resume
+run p2 --steps 12 --total-batch 8192 --checkpoint-every 0
+check "standard output with no reader: the resumed run ends as the whole one" same_end p2 p step_00000012
+read_one_line env sh -c 'trap "" PIPE; exec "$@"' sh
+check "where the caller ignores SIGPIPE the run goes on" equal "$(cat "$dir/p.code") $(wc -l <"$dir/p/run.jsonl" | tr -d ' ')" "0 13"
+
 # The first signal waits for a step that takes long; a second SIGINT does not.
 start s4 --steps 2 --total-batch 4000000
 wait_for "$dir/s4.txt" '^data' && sleep 0.1
@@ -178,6 +202,34 @@ check "the best and the last are kept, where validation gets worse" eval 'best=$
 run keep --steps 40
 judge "a folder with a run is not written into" $? 2 'already holds a run, its newest checkpoint is .*step_00000040' keep
 check "a folder with a run is as it was" equal "$(steps_in keep)" "10 20 30 32 36 40"
+
+# A run that saved nothing leaves a log. Whoever starts again in its folder, with and without --resume, loses none of it.
+killed_early() {
+    start early --steps 100000 --checkpoint-every 0 --numerics-every 1
+    wait_for "$dir/early/run.jsonl" '"step":3,'
+    kill -KILL $pid
+    { wait $pid; } 2>/dev/null
+    cp "$dir/early/run.jsonl" "$dir/early.log$1" && cp "$dir/early/options.json" "$dir/early.options$1"
+}
+killed_early 1
+run early --steps 2 --lr 7e-4 --checkpoint-every 0 --keep 1
+judge "the log of a run that saved nothing: another run says where it is" $? 0 "which saved no checkpoint, is now $dir/early/run.jsonl.1" early
+check "the log of a run that saved nothing: kept" cmp "$dir/early/run.jsonl.1" "$dir/early.log1"
+check "the log of a run that saved nothing: its options, too" cmp "$dir/early/options.json.1" "$dir/early.options1"
+check "the log of a run that saved nothing: its numerics, too" grep -q '"step":2,' "$dir/early/numerics.jsonl.1"
+check "the log of a run that saved nothing: the new one is by itself" equal "$(sed 's/,.*//' "$dir/early/run.jsonl" | tr -d '\n')" '{"step":0{"step":1{"step":2'
+rm -r "$dir"/early/step_*
+killed_early 2
+run early --steps 2 --resume
+check "the log of a run that saved nothing: kept with --resume, beside the others" eval 'cmp "$dir/early/run.jsonl.3" "$dir/early.log2" &&
+    cmp "$dir/early/run.jsonl.1" "$dir/early.log1" && grep -q "\"lr\": *0.0007" "$dir/early/options.json.2"'
+
+# options.json is replaced in one step: who has the old one open, here as a second name, reads it whole.
+ln "$dir/early/options.json" "$dir/options.before" && cp "$dir/early/options.json" "$dir/options.copy"
+run early --steps 3 --resume --lr 5e-4
+check "options.json: the new one" grep -q '"lr": *0.0005' "$dir/early/options.json"
+check "options.json: the old one is replaced, not written into" cmp "$dir/options.before" "$dir/options.copy"
+check "options.json: nothing is left beside it" eval '! ls "$dir"/early/*.tmp 2>/dev/null'
 
 # --- not finite --------------------------------------------------------------------------------------------------
 # Decay multiplies the weights by -100000 a step until they, or what is computed from them, overflow.

@@ -422,6 +422,7 @@ static void model_init_weights(Model *model, uint64_t seed) {
 // dloss is not 0, already its whole backward pass (dnorm = gradient of lnf, grads.wte), since a chunk's logits are
 // gone when the next one comes.
 static void classifier_forward_backward(Model *model, float dloss) {
+    DeviceRange range("classifier");
     const GPTConfig *config = &model->config;
     DeviceActivations *acts = &model->acts;
     MatmulScratch *matmul = model->work.matmul;
@@ -445,6 +446,7 @@ static void classifier_forward_backward(Model *model, float dloss) {
 // Layer l from its input residual stream `inp`: acts of that layer. The stream after attention and after the MLP is
 // formed together with the layernorm that reads it.
 static void layer_forward(Model *model, size_t l, const act_t *inp) {
+    DeviceRange range("layer forward", l);
     const DeviceParameters<weight_t> *w = &model->weights;
     DeviceActivations *acts = &model->acts;
     MatmulScratch *matmul = model->work.matmul;
@@ -504,6 +506,7 @@ static void observe_activations(const Model *model) {
 
 // The micro-batch to the device, with the order in which its embedding's gradient is summed where one is wanted.
 static void upload_batch(Model *model, const int32_t *inputs, const int32_t *targets, int training) {
+    DeviceRange range("upload");
     HostSide *host = &model->host;
     size_t N = model->B * model->T, tgt_at = round_up(N, 4), plan_at = 2 * tgt_at, elems = plan_at;
     CUDA_CHECK(cudaEventSynchronize(host->uploaded));  // the last batch has left the pinned memory
@@ -522,6 +525,7 @@ static void upload_batch(Model *model, const int32_t *inputs, const int32_t *tar
 // is not 0 it is the factor each token's loss enters the objective with (1 / tokens of the step), and model_backward()
 // must follow.
 static void model_forward(Model *model, const int32_t *inputs, const int32_t *targets, size_t B, size_t T, float dloss) {
+    DeviceRange range("forward");
     const DeviceParameters<weight_t> *w = &model->weights;
     DeviceActivations *acts = &model->acts;
     cudaStream_t stream = model->stream;
@@ -545,6 +549,7 @@ static void model_forward(Model *model, const int32_t *inputs, const int32_t *ta
 
 // The MLP of layer l: dresidual, the gradient of residual3, becomes that of residual2.
 static void mlp_backward(Model *model, size_t l) {
+    DeviceRange range("mlp backward", l);
     const DeviceParameters<weight_t> *w = &model->weights;
     DeviceParameters<float> *g = &model->grads;
     DeviceActivations *acts = &model->acts;
@@ -579,6 +584,7 @@ static void mlp_backward(Model *model, size_t l) {
 
 // The attention of layer l: dresidual, the gradient of residual2, becomes that of the layer's input `inp`.
 static void attention_block_backward(Model *model, size_t l, const act_t *inp) {
+    DeviceRange range("attention block backward", l);
     const DeviceParameters<weight_t> *w = &model->weights;
     DeviceParameters<float> *g = &model->grads;
     DeviceActivations *acts = &model->acts;
@@ -614,6 +620,7 @@ static void attention_block_backward(Model *model, size_t l, const act_t *inp) {
 // Starts a step: the next backward pass overwrites the gradients. Matmul gradients need no clearing for that; those
 // whose kernels only add (layernorm's, wpe, the biases before a layernorm) do.
 static void model_zero_grad(Model *model) {
+    DeviceRange range("zero gradients");
     const DeviceParameters<float> *g = &model->grads;
     model->accumulate = 0;
     for (size_t i = 0; i < GPT_PARAMETER_COUNT; i++) {
@@ -621,17 +628,18 @@ static void model_zero_grad(Model *model) {
         float *grad = (float *)model->grads_arena.base + info->offset_elems;
         if (info->init == INIT_ONE || grad == g->wpe || grad == g->ln1b || grad == g->ln2b || grad == g->lnfb ||
             grad == g->attprojb || grad == g->fcprojb)
-            CUDA_CHECK(cudaMemsetAsync(grad, 0, parameter_elems(info) * sizeof(float), model->stream));
+            device_clear(grad, parameter_elems(info) * sizeof(float), model->stream);
     }
 }
 
 // grads += the gradient of (sum of the last forward pass's losses) * dloss.
 static void model_backward(Model *model) {
+    DeviceRange range("backward");
     DeviceActivations *acts = &model->acts;
     cudaStream_t stream = model->stream;
     size_t N = model->B * model->T, C = model->config.C, L = model->config.L, S = model->shape.B * model->shape.T;
     observe(model, "dlnf", 0, acts->dnorm, N * C);
-    CUDA_CHECK(cudaMemsetAsync(acts->dresidual, 0, N * C * sizeof(grad_t), stream));
+    device_clear(acts->dresidual, N * C * sizeof(grad_t), stream);
     layernorm_backward_sums(acts->dresidual, model->grads.lnfw, model->grads.lnfb,
                             at_layer(model->grads.fcprojb, L - 1, C), acts->dnorm,
                             at_layer(acts->residual3, L - 1, S * C), model->weights.lnfw, acts->lnf_mean,
@@ -652,11 +660,12 @@ static void model_backward(Model *model) {
 // The Euclidean norm of all gradients; *nonfinite = 1 if any of them, or the norm, is NaN or infinite. The arena's
 // padding is zero, so one pass takes all tensors.
 static double model_grad_norm(Model *model, int *nonfinite) {
+    DeviceRange range("gradient norm");
     Workspace *work = &model->work;
     HostSide *host = &model->host;
     cudaStream_t stream = model->stream;
-    CUDA_CHECK(cudaMemsetAsync(work->norm, 0, sizeof(double), stream));
-    CUDA_CHECK(cudaMemsetAsync(work->nonfinite, 0, sizeof(int), stream));
+    device_clear(work->norm, sizeof(double), stream);
+    device_clear(work->nonfinite, sizeof(int), stream);
     global_norm_squared(work->norm, (const float *)model->grads_arena.base, model->parameter_elems, work->nonfinite,
                         work->norm + 1, stream);
     CUDA_CHECK(cudaMemcpyAsync(host->norm, work->norm, sizeof(double), cudaMemcpyDeviceToHost, stream));
@@ -686,6 +695,7 @@ static AdamWTensor model_adamw_tensor(const Model *model, size_t i, const AdamWH
 
 // One AdamW step with the accumulated gradients times hyper->grad_scale.
 static void model_update(Model *model, const AdamWHyper *hyper) {
+    DeviceRange range("update");
     AdamWTensor tensors[GPT_PARAMETER_COUNT];
     for (size_t i = 0; i < GPT_PARAMETER_COUNT; i++) tensors[i] = model_adamw_tensor(model, i, hyper);
     adamw_update_tensors(tensors, GPT_PARAMETER_COUNT, hyper, BUILD_MASTER_RULE, BUILD_MOMENTS_RULE, model->stream);

@@ -142,6 +142,14 @@ static inline void adamw_update_tensors(const AdamWTensor *tensors, int count, c
         table.count++;
     }
     if (table.count == 0) return;
+    const size_t moment_bytes = moments == MOMENTS_RULE_FP32 ? 4 : 2, weight_bytes = master == MASTER_RULE_FP32 ? 4 : 2;
+    double bytes = 0;
+    for (int i = 0; i < table.count; i++) {
+        const AdamWTensor *t = &table.tensors[i];
+        bytes += (double)t->n * (double)(4 + 4 * moment_bytes + 2 * weight_bytes + (t->working ? sizeof(weight_t) : 0) +
+                                         (master == MASTER_RULE_KAHAN ? 4 : 0));
+    }
+    DeviceOp op("adamw", bytes, 0, stream);
     void (*kernel)(const AdamWTable, const AdamWHyper) = NULL;
 #define CASE(MASTER, MOMENTS)                                                \
     if (master == MASTER_RULE_##MASTER && moments == MOMENTS_RULE_##MOMENTS) \
@@ -183,6 +191,7 @@ __global__ void __launch_bounds__(ADAMW_THREADS) adamw_refresh_kernel(W *working
 // adamw_refresh: see adamw.h, for fp32 masters; n % 4 == 0
 template <typename W>
 static inline void adamw_refresh(W *working, const float *weight, size_t n, cudaStream_t stream) {
+    DeviceOp op("adamw_refresh", (double)n * (4 + sizeof(W)), 0, stream);
     launch(adamw_refresh_kernel<W>, grid_1d(ceil_div(n, ADAMW_BLOCK_ELEMS)), ADAMW_THREADS, 0, stream, working, weight,
            n);
 }

@@ -689,6 +689,8 @@ template <typename E>
 static inline void attention_forward(E *out, float *lse, const E *qkv, size_t B, size_t T, size_t C, size_t NH,
                                      float *scratch, cudaStream_t stream) {
     AttentionShape shape = attention_shape(T, C, NH);
+    const double rows = (double)B * (double)T, pairs = rows * (double)(T + 1) / 2;
+    DeviceOp op("attention_forward", rows * (4.0 * (double)C * sizeof(E) + 4.0 * (double)NH), 4 * pairs * (double)C, stream);
     (void)scratch;
     if constexpr (sizeof(E) == 2) {
         if (att_on_tensor_cores<E>(shape.HS)) {
@@ -737,6 +739,10 @@ static inline void att_backward(E *dqkv, const E *dout, const E *qkv, const E *o
 template <typename E>
 static inline void attention_backward(E *dqkv, const E *dout, const E *qkv, const E *out, const float *lse, size_t B,
                                       size_t T, size_t C, size_t NH, float *scratch, cudaStream_t stream) {
+    // out and dout for their product's row sums, then qkv, dout and dqkv
+    const double rows = (double)B * (double)T, pairs = rows * (double)(T + 1) / 2;
+    DeviceOp op("attention_backward", rows * (9.0 * (double)C * sizeof(E) + 4.0 * (double)NH), 10 * pairs * (double)C,
+                stream);
     att_backward(dqkv, dout, qkv, out, lse, B, att_splits(B, T, NH, att_block_keys(C / NH)), attention_shape(T, C, NH),
                  scratch, stream);
 }

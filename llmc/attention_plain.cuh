@@ -485,6 +485,7 @@ template <typename E>
 static inline void attention_decode(E *out, const E *qkv_t, E *kcache, E *vcache, size_t pos, size_t C, size_t NH,
                                     cudaStream_t stream) {
     AttentionShape shape = attention_shape(pos + 1, C, NH);
+    DeviceOp op("attention_decode", (double)(2 * (pos + 1) + 4) * (double)C * sizeof(E), 0, stream);
     launch((attention_decode_kernel<E>), dim3((unsigned)NH), ATT_DECODE_WARPS * WARP_SIZE, 0, stream, out, qkv_t,
            kcache, vcache, (int)pos, shape);
 }

@@ -74,6 +74,7 @@ __global__ void __launch_bounds__(CLASSIFIER_THREADS, 2)
 template <typename T>
 static inline void fused_classifier(T *logits, float *losses, const int32_t *targets, float dloss, size_t rows,
                                     size_t V, size_t Vp, cudaStream_t stream) {
+    DeviceOp op("fused_classifier", (dloss != 0 ? 2.0 : 1.0) * (double)rows * (double)Vp * sizeof(T), 0, stream);
     const size_t row_bytes = Vp * sizeof(T), reductions_bytes = 2 * CLASSIFIER_THREADS / WARP_SIZE * sizeof(float);
     if (row_bytes + reductions_bytes <= device_info()->shared_block_bytes)
         launch(fused_classifier_kernel<T, true>, grid_1d(rows), CLASSIFIER_THREADS, row_bytes, stream, logits, losses,

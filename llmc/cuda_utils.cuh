@@ -10,6 +10,7 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#include "device_op.cuh"
 #include "utils.h"
 
 #ifdef EMU
@@ -37,6 +38,7 @@ static inline void cuda_check(cudaError_t status, const char *statement, const c
 template <typename... Params, typename... Args>
 static inline void launch_checked(const char *statement, const char *file, int line, void (*kernel)(Params...),
                                   dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream, Args &&...args) {
+    if (device_op_observer()->paper) return;
     if (shared_bytes > LAUNCH_DEFAULT_SHARED_BYTES)
         cuda_check(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                         (int)shared_bytes),
@@ -49,6 +51,12 @@ static inline void launch_checked(const char *statement, const char *file, int l
     cuda_check(cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...), statement, file, line);
 }
 #define launch(...) launch_checked("launch(" #__VA_ARGS__ ")", __FILE__, __LINE__, __VA_ARGS__)
+
+// `bytes` of device memory become zero.
+static inline void device_clear(void *data, size_t bytes, cudaStream_t stream) {
+    DeviceOp op("clear", (double)bytes, 0, stream);
+    if (!device_op_observer()->paper) CUDA_CHECK(cudaMemsetAsync(data, 0, bytes, stream));
+}
 
 // A grid of one dimension, checked: rows and blocks go in x, whose limit is 2^31 - 1 (y and z end at 65,535).
 static inline dim3 grid_1d(size_t blocks) {

@@ -29,6 +29,8 @@ __global__ void __launch_bounds__(WARP_SIZE *EMBEDDING_WARPS, 6)
 template <typename T, typename W>
 static inline void embedding_forward(T *out, const int32_t *inp, const W *wte, const W *wpe, size_t B, size_t T_len,
                                      size_t C, cudaStream_t stream) {
+    DeviceOp op("embedding_forward", (double)(B * T_len * C) * (sizeof(W) + sizeof(T)) + (double)(T_len * C) * sizeof(W), 0,
+                stream);
     launch(embedding_forward_kernel<T, W>, grid_1d(ceil_div(B * T_len, EMBEDDING_WARPS)), WARP_SIZE * EMBEDDING_WARPS,
            0, stream, out, inp, wte, wpe, B * T_len, (int)T_len, (int)C);
 }
@@ -186,6 +188,8 @@ static inline void embedding_backward(float *dwte, float *dwpe, const G *dout, c
                                       cudaStream_t stream) {
     const size_t col_blocks = ceil_div(C, WARP_SIZE * PACK);
     const unsigned threads = WARP_SIZE * EMBEDDING_WARPS;
+    DeviceOp op("embedding_backward", (double)(B * T_len * C) * 2 * sizeof(G) + (double)((plan->chunks + T_len) * C) * 8, 0,
+                stream);
     launch(embedding_backward_chunks_kernel<G>, grid_1d(ceil_div(plan->chunks * col_blocks, EMBEDDING_WARPS)), threads,
            0, stream, dwte, scratch, dout, plan_array + plan->order_at,
            (const EmbeddingChunk *)(const void *)(plan_array + plan->chunks_at), plan->chunks, (int)C);

@@ -46,6 +46,7 @@ __global__ void __launch_bounds__(GELU_THREADS, 6) gelu_forward_kernel(T *out, c
 // gelu_forward: see gelu.h; n % 8 == 0; moves 2 n elements
 template <typename T>
 static inline void gelu_forward(T *out, const T *inp, size_t n, cudaStream_t stream) {
+    DeviceOp op("gelu_forward", (double)n * 2 * sizeof(T), 0, stream);
     launch(gelu_forward_kernel<T>, grid_1d(ceil_div(n / PACK, GELU_THREADS * GELU_VECTORS)), GELU_THREADS, 0, stream,
            out, inp, n / PACK);
 }
@@ -75,6 +76,7 @@ __global__ void __launch_bounds__(GELU_THREADS, 5)
 // gelu_backward: see gelu.h; n % 8 == 0; dinp may be dout; moves 3 n elements
 template <typename G, typename T>
 static inline void gelu_backward(G *dinp, const G *dout, const T *inp, size_t n, cudaStream_t stream) {
+    DeviceOp op("gelu_backward", (double)n * (2 * sizeof(G) + sizeof(T)), 0, stream);
     launch(gelu_backward_kernel<G, T>, grid_1d(ceil_div(n / PACK, GELU_THREADS * GELU_VECTORS)), GELU_THREADS, 0,
            stream, dinp, dout, inp, n / PACK);
 }
@@ -111,6 +113,7 @@ template <typename G, typename T>
 static inline void gelu_backward_bias(G *dinp, float *dbias, const G *dout, const T *inp, size_t N, size_t OC,
                                       int accumulate, float *scratch, cudaStream_t stream) {
     GeluBackwardColumns<G, T> columns = {dinp, dout, inp};
+    DeviceOp op("gelu_backward_bias", (double)(N * OC) * (2 * sizeof(G) + sizeof(T)), 0, stream);
     column_sums(dbias, columns, N, OC, accumulate, scratch, stream);
 }
 

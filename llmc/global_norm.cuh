@@ -54,6 +54,7 @@ static inline void global_norm_squared(double *sum, const float *x, size_t n, in
     if (n == 0) return;
     const size_t group_elems = round_up(ceil_div(n, NORM_MAX_GROUPS), NORM_GROUP_STEP);
     const size_t groups = ceil_div(n, group_elems);
+    DeviceOp op("global_norm", (double)n * sizeof(float), 0, stream);
     launch(global_norm_groups_kernel, grid_1d(groups), NORM_THREADS, 0, stream, scratch, x, n, group_elems);
     launch(global_norm_total_kernel, 1, NORM_THREADS, 0, stream, sum, nonfinite, scratch, groups);
 }

@@ -121,6 +121,7 @@ static inline void layernorm_forward_dispatch(T *residual, T *out, float *mean, 
 template <typename T, typename W>
 static inline void layernorm_forward(T *out, float *mean, float *rstd, const T *inp, const W *weight, const W *bias,
                                      size_t N, size_t C, cudaStream_t stream) {
+    DeviceOp op("layernorm_forward", (double)(N * C) * 2 * sizeof(T), 0, stream);
     layernorm_forward_dispatch<false>((T *)NULL, out, mean, rstd, inp, (const T *)NULL, weight, bias, N, C, stream);
 }
 
@@ -129,6 +130,7 @@ template <typename T, typename W>
 static inline void fused_residual_layernorm_forward(T *residual, T *out, float *mean, float *rstd, const T *inp1,
                                                     const T *inp2, const W *weight, const W *bias, size_t N, size_t C,
                                                     cudaStream_t stream) {
+    DeviceOp op("fused_residual_layernorm_forward", (double)(N * C) * 4 * sizeof(T), 0, stream);
     layernorm_forward_dispatch<true>(residual, out, mean, rstd, inp1, inp2, weight, bias, N, C, stream);
 }
 
@@ -251,6 +253,7 @@ static inline void layernorm_backward_sums(G *dinp, float *dweight, float *dbias
     CASE(1024, 1)
 #undef CASE
     size_t block_rows = layernorm_backward_block_rows(N), blocks = ceil_div(N, block_rows);
+    DeviceOp op("layernorm_backward", (double)(N * C) * (3 * sizeof(G) + sizeof(T)), 0, stream);
     launch(kernel, grid_1d(blocks), threads, 0, stream, dinp, scratch, dout, inp, weight, mean, rstd, N, (int)C,
            block_rows);
     sum_partials(dweight, scratch, blocks, 3 * C, C, 1, stream);

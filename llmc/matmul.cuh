@@ -208,6 +208,13 @@ static inline MatmulPlan *matmul_plan(MatmulScratch *scratch, const MatmulKey *k
 
 static inline void matmul_run(MatmulScratch *scratch, const MatmulKey *key, void *d, const void *a, const void *b,
                               const void *bias, cudaStream_t stream) {
+    const double m = (double)key->m, n = (double)key->n, k = (double)key->k;
+    const double operand_bytes = key->operand_type == CUDA_R_32F ? 4 : 2, out_bytes = key->out_type == CUDA_R_32F ? 4 : 2;
+    char name[80];
+    snprintf(name, sizeof name, "matmul_%s %.0fx%.0f over %.0f",
+             key->transpose_a ? "forward" : key->transpose_b ? "backward_weight" : "backward_input", n, m, k);
+    DeviceOp op(name, (m * k + k * n) * operand_bytes + m * n * out_bytes * (key->accumulate ? 2 : 1), 2 * m * n * k, stream);
+    if (device_op_observer()->paper) return;
     int made = 0;
     MatmulPlan *plan = matmul_plan(scratch, key, bias, &made);
     if (made && scratch->autotune[0]) matmul_autotune(scratch, plan, d, a, b, stream);
@@ -263,6 +270,7 @@ template <typename T>
 static inline void matmul_backward_bias(float *dbias, const T *dout, size_t N, size_t OC, int accumulate,
                                         float *scratch, cudaStream_t stream) {
     MatmulBiasColumns<T> columns = {dout};
+    DeviceOp op("matmul_backward_bias", (double)(N * OC) * sizeof(T), 0, stream);
     column_sums(dbias, columns, N, OC, accumulate, scratch, stream);
 }
 
@@ -300,6 +308,7 @@ __global__ void __launch_bounds__(WARP_SIZE *MATVEC_WARPS)
 template <typename T>
 static inline void matvec_forward(T *out, const T *inp, const T *weight, const T *bias, size_t C, size_t OC,
                                   cudaStream_t stream) {
+    DeviceOp op("matvec_forward", (double)(C * OC) * sizeof(T), 0, stream);
     launch(matvec_forward_kernel<T>, grid_1d(ceil_div(OC, MATVEC_WARPS)), WARP_SIZE * MATVEC_WARPS, 0, stream, out, inp,
            weight, bias, (int)C, OC);
 }

@@ -207,14 +207,16 @@ $(B)/exhaustive_formats: dev/test/exhaustive_formats.c $(B)/flags
 endif
 
 # .cu files as C++ against dev/emu, a CUDA runtime for the CPU: no toolkit, only the C++ compiler.
-EMU_TESTS   := $(basename $(notdir $(wildcard dev/emu/test_*.cu)))
+EMU_TESTS   := $(basename $(notdir $(wildcard dev/emu/test_*.cu dev/test/test_*.cu)))
 EMU_OBJECTS := $(patsubst dev/emu/%.cpp,$(B)/emu/%.o,$(wildcard dev/emu/*.cpp))
 EMU_FLAGS    = -std=gnu++17 $(filter-out -std=%,$(ALL_FLAGS)) -DEMU -Idev/emu -Wno-unknown-pragmas $(EMU_QUIET)
 BUILD_EMU    = $(CXX) $(EMU_FLAGS) -MMD -MP -MF $@.d -MT $@ -o $@ -x c++ $< -x none $(EMU_OBJECTS) $(ALL_LIBS)
 $(EMU_OBJECTS): $(B)/emu/%.o: dev/emu/%.cpp $(B)/flags
 	@mkdir -p $(B)/emu
 	$(CXX) $(EMU_FLAGS) -MMD -MP -MF $@.d -MT $@ -c -o $@ $<
-$(addprefix $(B)/,$(EMU_TESTS)): $(B)/%: dev/emu/%.cu $(EMU_OBJECTS) $(B)/flags
+$(B)/test_emu%: dev/emu/test_emu%.cu $(EMU_OBJECTS) $(B)/flags
+	$(BUILD_EMU)
+$(B)/test_%_cuda: dev/test/test_%_cuda.cu $(EMU_OBJECTS) $(B)/flags
 	$(BUILD_EMU)
 
 # The trainer for this device, and its test. With nvcc: SASS for each CUDA_ARCH (say "90a", or "80 90a"), PTX of the

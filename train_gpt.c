@@ -635,6 +635,7 @@ static void model_logits(Model *model, int32_t token, size_t pos, float *logits)
 
 // ----------------------------------------------------------------------------------------------------------------
 
+#define MODEL_ON_GPU 0
 #include "llmc/trainer.h"
 
 #ifndef TESTING  // test_gpt.c includes this file for the model and brings its own main

@@ -12,7 +12,7 @@
 
 // Rows of logits at once: below 8,192 the head's fp32 weight gradient is read and written too often.
 #ifndef LOGITS_CHUNK_ROWS
-#define LOGITS_CHUNK_ROWS ((size_t)8192)
+#define LOGITS_CHUNK_ROWS DEVICE_LOGITS_CHUNK_ROWS
 #endif
 #include "llmc/tensors.h"
 
@@ -885,6 +885,7 @@ static void model_logits(Model *model, int32_t token, size_t pos, float *logits)
 
 // ----------------------------------------------------------------------------------------------------------------
 
+#define MODEL_ON_GPU 1
 #include "llmc/trainer.h"
 
 #ifndef TESTING  // test_gpt.cu includes this file for the model and brings its own main

@@ -273,6 +273,16 @@ static inline void dataloader_open(DataLoader *dl, const char *pattern, size_t T
     globfree(&found);
 }
 
+// 1 if dataloader_open() would find a file.
+static inline int dataloader_matches(const char *pattern) {
+    struct stat info;
+    glob_t found;
+    memset(&found, 0, sizeof found);
+    int is_there = stat(pattern, &info) == 0 || (glob(pattern, GLOB_NOSORT, NULL, &found) == 0 && found.gl_pathc > 0);
+    globfree(&found);
+    return is_there;
+}
+
 static inline void dataloader_close(DataLoader *dl) {
     for (int slot = 0; slot < DATALOADER_OPEN_FILES; slot++)
         if (dl->open_fd[slot] >= 0) close(dl->open_fd[slot]);

@@ -86,7 +86,8 @@ static inline size_t parameter_count(const GPTConfig *config) {
 // layer's GELU output and makes it again in the backward pass, 2 the layernorm outputs too.
 
 // Rows of logits held at once: the classifier works through B*T in chunks, so that B*T*Vp floats never exist together.
-// A trainer may define another number before it includes this.
+// A trainer may define another number before it includes this; the GPU trainer has DEVICE_LOGITS_CHUNK_ROWS.
+#define DEVICE_LOGITS_CHUNK_ROWS ((size_t)8192)
 #ifndef LOGITS_CHUNK_ROWS
 #define LOGITS_CHUNK_ROWS ((size_t)256)
 #endif

@@ -24,6 +24,7 @@
 //     model_checkpoint_access(m, checkpointer) how it reaches them, where they are not in host memory
 //     model_logits(m, token, pos, logits)      one token of text generation
 //     model_first_nonfinite(m, text, bytes)    where a forward pass broke
+//     MODEL_ON_GPU                             1: its memory is a GPU's, and there may be several ranks
 #ifndef LLMC_TRAINER_H
 #define LLMC_TRAINER_H
 
@@ -31,6 +32,7 @@
 #include <signal.h>
 
 #include "dataloader.h"
+#include "device_plan.h"
 #include "evaluate.h"
 #include "init_weights.h"
 #include "numerics_report.h"
@@ -205,6 +207,12 @@ static inline void require_vocabulary(const DataLoader *dl, size_t V) {
 static inline void setup_data(Trainer *t) {
     const Options *o = &t->options;
     uint64_t per_step = (uint64_t)t->B * t->micro_batches;
+    if (o->dry_run && !options_given(o, OPTION_train) && !dataloader_matches(o->train)) {  // memory can be planned all the same
+        config_set_vocab(&t->config, t->config.V ? t->config.V : GPT2_VOCAB);
+        config_check(&t->config);
+        t->total_steps = max_size(1, o->steps);
+        return;
+    }
     dataloader_open(&t->train, o->train, t->T, o->seed, 1, t->config.V, "--train");
     if (t->train.V == 0) t->train.V = GPT2_VOCAB;
     config_set_vocab(&t->config, t->train.V);
@@ -306,38 +314,63 @@ static inline void check_memory(const Trainer *t, size_t total) {
     printf("  %s has %s: try %s\n", owner, have, fits);
 }
 
-static inline void print_plan(Trainer *t) {
+// The arenas of this build's model. A build for the CPU has no ranks: asked for --ranks, it plans for GPUs instead.
+static inline void print_memory_plan(Trainer *t) {
     Arena *arenas[8];
-    char text[32], count[32];
+    char text[32];
     size_t total = 0, n = model_arenas(&t->model, arenas);
-    const GPTConfig *c = &t->config;
-    double tokens_per_step = (double)t->B * (double)t->T * (double)t->micro_batches;
-    printf(
-        "model: %zu layer%s, %zu channel%s, %zu head%s, %zu position%s, vocabulary %zu (padded to %zu): %s parameters\n",
-        c->L, plural(c->L), c->C, plural(c->C), c->NH, plural(c->NH), c->max_T, plural(c->max_T), c->V, c->Vp,
-        format_count(count, (double)parameter_count(c)));
-    printf("memory:\n");
+    BatchShape shape = {t->B, t->T, (int)t->options.recompute};
+    if (t->options.dry_run && options_given(&t->options, OPTION_ranks) && !MODEL_ON_GPU) {
+        device_plan_print(stdout, &t->config, &shape, &t->parallel);
+        return;
+    }
+    if (t->parallel.ranks > 1) printf("memory of each of %zu ranks, --zero %d:\n", t->parallel.ranks, t->parallel.zero);
+    else printf("memory:\n");
     for (size_t i = 0; i < n; i++) {
         printf("  %-16s %12s\n", arenas[i]->name, format_bytes_text(text, (double)arenas[i]->used_bytes));
         total += arenas[i]->used_bytes;
     }
     printf("  %-16s %12s   (%d thread%s%s)\n", "total", format_bytes_text(text, (double)total), thread_count(),
            plural((uint64_t)thread_count()), thread_count_note());
-    printf("  %zu logits a pass, of which at most %zu rows exist at once\n", size_mul(size_mul(t->B, t->T), c->Vp),
-           LOGITS_CHUNK_ROWS);
+    printf("  %zu logits a pass, of which at most %zu rows exist at once\n",
+           size_mul(size_mul(t->B, t->T), t->config.Vp), LOGITS_CHUNK_ROWS);
     check_memory(t, total);
+}
+
+static inline void print_data_plan(const Trainer *t) {
+    const Options *o = &t->options;
+    char count[32], ranks[48] = "";
+    double tokens_per_step = (double)o->total_batch, needed = tokens_per_step * (double)t->total_steps;
+    double epoch = (double)t->train.samples_per_epoch * (double)t->T;
+    size_t micro = size_mul(size_mul(t->B, t->T), o->ranks);
+    if (o->ranks > 1) snprintf(ranks, sizeof ranks, "%zu ranks x ", o->ranks);
+    if (!t->train.num_shards) {
+        printf("data: none yet; a step is %s%zu x %zu x %zu = %zu tokens\n", ranks, o->total_batch / micro, t->B, t->T,
+               o->total_batch);
+        return;
+    }
     printf("data: %llu shard%s, %s tokens to train on\n", (unsigned long long)t->train.num_shards,
            plural(t->train.num_shards), format_count(count, (double)t->train.total_tokens));
-    double needed = tokens_per_step * (double)t->total_steps;
-    printf("  %llu step%s of %zu x %zu x %zu = %.0f tokens need %s: %.2f epochs\n", (unsigned long long)t->total_steps,
-           plural(t->total_steps), t->micro_batches, t->B, t->T, tokens_per_step, format_count(count, needed),
-           needed / ((double)t->train.samples_per_epoch * (double)t->T));
+    printf("  %llu step%s of %s%zu x %zu x %zu = %zu tokens need %s: %.2f epochs of %.1f steps\n",
+           (unsigned long long)t->total_steps, plural(t->total_steps), ranks, o->total_batch / micro, t->B, t->T, o->total_batch,
+           format_count(count, needed), needed / epoch, epoch / tokens_per_step);
     if (t->val_sequences)
         printf("  validation over %llu sequence%s, the same %s tokens each time\n",
                (unsigned long long)t->val_sequences, plural(t->val_sequences),
                format_count(count, (double)t->val_sequences * (double)t->T));
     fflush(stdout);
-    dataloader_require(&t->train, t->B, 1);
+    dataloader_require(&t->train, t->B, o->ranks);
+}
+
+static inline void print_plan(Trainer *t) {
+    const GPTConfig *c = &t->config;
+    char count[32];
+    printf(
+        "model: %zu layer%s, %zu channel%s, %zu head%s, %zu position%s, vocabulary %zu (padded to %zu): %s parameters\n",
+        c->L, plural(c->L), c->C, plural(c->C), c->NH, plural(c->NH), c->max_T, plural(c->max_T), c->V, c->Vp,
+        format_count(count, (double)parameter_count(c)));
+    print_memory_plan(t);
+    print_data_plan(t);
 }
 
 // ----------------------------------------------------------------------------------------------------------------
@@ -726,7 +759,7 @@ static inline void setup(Trainer *t, int argc, char **argv) {
     LinearRecipe recipe = precision_options_recipe(o, t->config.L);
     model_set_recipe(&t->model, &recipe);
     t->parallel = setup_parallel(o);
-    model_set_parallel(&t->model, &t->parallel);
+    if (MODEL_ON_GPU || !o->dry_run) model_set_parallel(&t->model, &t->parallel);
     print_plan(t);
     print_linear_plan(stdout, &recipe, t->config.L, t->config.C, t->B * t->T);
     fflush(stdout);

@@ -9,6 +9,8 @@
 #include "../../llmc/numerics_report.h"
 #include "../../llmc/tensors.h"
 
+#define MODEL_ON_GPU 1
+
 typedef struct Model {
     GPTConfig config;
     size_t decode_T;

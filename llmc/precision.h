@@ -219,6 +219,11 @@ static inline BytesPerParameter precision_bytes(const PrecisionPolicy *p) {
     return b;
 }
 
+// Does the cast of a token depend on all others in the tensor? Delayed scaling's does only before its first step.
+static inline int scaling_sees_whole_tensor(ScalingRule rule) {
+    return rule == SCALING_TENSOR || rule == SCALING_DELAYED || rule == SCALING_NV;
+}
+
 static inline const char *scaling_text(ScalingRule rule) {
     switch (rule) {
         case SCALING_TENSOR: return "one fp32 scale per tensor, from its largest magnitude now";

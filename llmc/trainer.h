@@ -661,8 +661,13 @@ static inline int due(uint64_t step, uint64_t every, uint64_t last) {
     return every != 0 && (step % every == 0 || step == last);
 }
 
+// Sequences in a validation pass. Where one scale serves a tensor, what a token becomes depends on which others are in the
+// pass: one sequence at a time then, so that the validation loss does not depend on --batch.
+static inline size_t validation_batch(const Trainer *t) { return scaling_sees_whole_tensor(BUILD_SCALING) ? 1 : t->B; }
+
 static inline void validate(Trainer *t) {
-    double val_loss = evaluate(&t->model, &t->val, t->val_sequences, t->B, t->T, &t->buffers, stop_signal());
+    double val_loss =
+        evaluate(&t->model, &t->val, t->val_sequences, validation_batch(t), t->T, &t->buffers, stop_signal());
     end_live_line();
     if (!isfinite(val_loss)) {  // stopped half-way, or a broken model: neither is a validation loss
         if (!*stop_signal()) printf("step %llu  validation loss is not finite\n", (unsigned long long)t->state.step);

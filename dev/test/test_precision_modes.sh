@@ -95,6 +95,21 @@ resume_test() {
     ok "$1: cut at four steps and resumed, the same bytes"
 }
 
+# validation_test MODE: the validation loss of the weights that 30 steps made has the same digits whatever --batch is.
+validation_test() {
+    for batch in 4 3 1; do
+        rm -rf "$dir/val"
+        "$2" train --train "$dir/data.bin" --val "$dir/data.bin" --val-steps 1 --steps 1 --sample-every 0 --threads 2 --batch $batch $(options "$1") \
+            --init "$dir/short/step_00000030" --out "$dir/val" >"$dir/val.txt" 2>&1 || tail -n 5 "$dir/val.txt"
+        sed -n 's/^{"step":0,.*"val_loss":\([0-9.]*\).*/\1/p' "$dir/val/run.jsonl"
+    done >"$dir/val.losses"
+    if [ "$(wc -l <"$dir/val.losses")" -eq 3 ] && [ "$(sort -u "$dir/val.losses" | wc -l)" -eq 1 ]; then
+        ok "$1: the same validation loss with --batch 4, 3 and 1"
+    else
+        fail "$1: validation losses with --batch 4, 3 and 1: $(tr '\n' ' ' <"$dir/val.losses")"
+    fi
+}
+
 # The tensors of two safetensors files, their headers left out.
 same_data() {
     for f in "$1" "$2"; do
@@ -141,6 +156,7 @@ for mode in $modes; do
         tail -n 5 "$dir/short.txt" | sed 's/^/    /'
     fi
     resume_test "$mode" "$program"
+    validation_test "$mode" "$program"
 done
 
 # A checkpoint of one build goes on in another, which says so; with another history the scales in force stay.

@@ -5,7 +5,7 @@
 #   data/get.sh tinystories     [URL|FILE]    2.2 GB, 2.7 million texts -> data/tinystories.jsonl
 #   data/get.sh fineweb         [URL|FILE]    200 MB a shard, GPT-2 ids -> data/fineweb_val_000000.bin,
 #                                             data/fineweb_train_000001.bin ... as many as SHARDS=n says (default 1)
-#   data/get.sh fineweb100B [URL|FILE]        the same of the sample of 100 billion tokens, 1030 shards
+#   data/get.sh fineweb100B     [URL|FILE]    the same of the sample of 100 billion tokens, 1030 shards
 #   data/get.sh gpt2-vocab      [URL|FOLDER]  1.5 MB                    -> data/gpt2/encoder.json, data/gpt2/vocab.bpe
 #
 # URL or FILE replaces the public address: a mirror, or a copy at hand. OUT=folder puts the results elsewhere.

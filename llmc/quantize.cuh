@@ -29,7 +29,7 @@ typedef enum {
     SCALES_OUTER,     // row: fp32 (outer)
     SCALES_VEC128,    // block 1x128: fp32 [ceil(k / 128)][outer rounded up to 4]
     SCALES_BLK128,    // block 128x128: fp32 [ceil(outer / 128)][ceil(k / 128) rounded up to 4]
-    SCALES_TILED_32,  // mx, and block on Blackwell: one e8m0 byte a 32 along k, in tiles of 128 x 4 (quant_tiled_scale)
+    SCALES_TILED_32,  // mx, and row and block on Blackwell: one e8m0 byte a 32 along k, in tiles of 128 x 4 (quant_tiled_scale)
     SCALES_TILED_16   // nv: the same with one ue4m3 byte a 16 along k
 } QuantScaleLayout;
 
@@ -44,14 +44,12 @@ typedef struct {
     size_t outer, k;  // k is padded with zeros to what products take: quant_padded_k()
 } DeviceOperand;
 
-// k as products take it: rows of codes are multiples of 16 bytes, those of fp4 and of 32-element scales of 32 elements.
-// Emulated operands are padded alike.
-static inline size_t quant_padded_k(ScalingRule scaling, size_t k) {
-    return round_up(k, scaling == SCALING_BLOCK || scaling == SCALING_MX || scaling == SCALING_NV ? 32 : 16);
-}
+// k as products take it: rows of codes are multiples of 16 bytes, and fp4 and 32-element scales want multiples of 32
+// elements. One rule for all, emulated operands too: any two operands of one product then agree.
+static inline size_t quant_padded_k(size_t k) { return round_up(k, 32); }
 
-// The operand that casting (rows, cols) as `spec` says gives: all but its memory. tiled_blocks: 128-blocks' scales go
-// to a product that knows 32-blocks only.
+// The operand that casting (rows, cols) as `spec` says gives: all but its memory. tiled_blocks: scales of rows
+// and 128-blocks (powers of two) go to a product that knows 32-blocks only.
 static inline DeviceOperand quant_operand(const QuantSpec *spec, size_t rows, size_t cols, int emulated,
                                           int tiled_blocks) {
     DeviceOperand x;
@@ -59,7 +57,7 @@ static inline DeviceOperand quant_operand(const QuantSpec *spec, size_t rows, si
     int along_rows = spec->contraction == CONTRACT_ROWS;
     x.format = emulated ? FORMAT_BF16 : spec->format;
     x.scaling = spec->scaling;
-    x.layout = spec->scaling == SCALING_ROW     ? SCALES_OUTER
+    x.layout = spec->scaling == SCALING_ROW     ? tiled_blocks ? SCALES_TILED_32 : SCALES_OUTER
                : spec->scaling == SCALING_BLOCK ? tiled_blocks   ? SCALES_TILED_32
                                                   : spec->square ? SCALES_BLK128
                                                                  : SCALES_VEC128
@@ -67,7 +65,7 @@ static inline DeviceOperand quant_operand(const QuantSpec *spec, size_t rows, si
                : spec->scaling == SCALING_NV    ? SCALES_TILED_16
                                                 : SCALES_SCALAR;
     x.outer = along_rows ? cols : rows;
-    x.k = quant_padded_k(spec->scaling, along_rows ? rows : cols);
+    x.k = quant_padded_k(along_rows ? rows : cols);
     return x;
 }
 

@@ -120,10 +120,10 @@ static void put_scale(Bytes &scales, const DeviceOperand *x, size_t o, size_t b,
         case SCALES_BLK128: put_float(scales, o / 128 * round_up(blocks128, 4) + b, decode); break;
         default: {
             size_t blocks = ceil_div(x->k, x->layout == SCALES_TILED_16 ? 16 : 32), tiles = ceil_div(blocks, 4);
-            int repeat = x->scaling == SCALING_BLOCK ? 4 : 1;
+            size_t repeat = x->scaling == SCALING_ROW ? blocks : x->scaling == SCALING_BLOCK ? 4 : 1;
             for (size_t small = b * repeat; small < b * repeat + repeat && small < blocks; small++)
                 scales[(o / 128 * tiles + small / 4) * 512 + o % 32 * 16 + o % 128 / 32 * 4 + small % 4] =
-                    x->scaling == SCALING_BLOCK ? encode_e8m0(decode) : code;
+                    repeat > 1 || x->scaling == SCALING_ROW ? encode_e8m0(decode) : code;
         }
     }
 }
@@ -310,7 +310,7 @@ TEST(delayed) {
 
 TEST(row) {
     QuantOptions options = quant_default_options(9);
-    check_recipe("row", SCALING_ROW, &options, 0, 0);
+    check_recipe("row", SCALING_ROW, &options, 1, 0);
     options.hybrid = 1;
     check_recipe("row, hybrid", SCALING_ROW, &options, 0, 0);
 }

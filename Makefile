@@ -56,12 +56,6 @@ MOMENTSES  := fp32 bf16 bf16sr
 one_of = $(if $(and $(filter 1,$(words $(2))),$(filter $(3),$(2))),,$(error $(1)=$(2) is not one of: $(3)))
 $(call one_of,DEVICE,$(DEVICE),$(DEVICES))
 $(call one_of,PRECISION,$(PRECISION),$(PRECISIONS))
-GPU_PRECISIONS := fp32 tf32 bf16 fp16
-ifneq ($(DEVICE),cpu)
-ifeq ($(filter $(PRECISION),$(GPU_PRECISIONS)),)
-$(error PRECISION=$(PRECISION) is for DEVICE=cpu; DEVICE=$(DEVICE) has: $(GPU_PRECISIONS))
-endif
-endif
 $(call one_of,MASTER,$(MASTER),$(MASTERS))
 $(call one_of,MOMENTS,$(MOMENTS),$(MOMENTSES))
 ifneq ($(MASTER),fp32)
@@ -286,7 +280,7 @@ NO_EMU    := $(if $(HAVE_CXX),,echo "skip  emulator: $(CXX) cannot build a C++17
 
 # test_gpt.cu on the emulator, part of the CPU build's tests: in each precision; with sanitizers in bf16 alone. What
 # test_emu_schedules.sh runs is built with it. Each configuration is this Makefile's own, optimised enough.
-EMU_CONFIGS := $(if $(filter 1,$(SANITIZE)),bf16-sanitize,$(GPU_PRECISIONS))
+EMU_CONFIGS := $(if $(filter 1,$(SANITIZE)),bf16-sanitize,$(PRECISIONS))
 EMU_MODELS  := $(if $(and $(HAVE_CXX),$(wildcard test_gpt.cu)),$(patsubst %,build/emulated/test_gpt_%,$(EMU_CONFIGS)))
 RUN_MODELS  := $(if $(filter cpu,$(DEVICE)),$(if $(TESTS),$(filter $(addprefix %/test_,$(TESTS)),$(EMU_MODELS)),$(EMU_MODELS)))
 SCHEDULED   := $(if $(and $(HAVE_CXX),$(filter %test_emu_schedules.sh,$(RUN_SHELL)),$(filter 0,$(SANITIZE))), \

@@ -24,12 +24,11 @@
 #include "llmc/gelu.cuh"
 #include "llmc/global_norm.cuh"
 #include "llmc/layernorm.cuh"
-#include "llmc/linear.h"
+#include "llmc/linear.cuh"
 #include "llmc/matmul.cuh"
 #include "llmc/numerics_report.h"
 #include "llmc/rand.h"
 
-static_assert(BUILD_SCALING == SCALING_NONE, "the GPU trainer is for fp32, tf32, bf16 and fp16");
 static_assert(BUILD_ACT == BUILD_GRAD && BUILD_ACT == BUILD_WEIGHT, "a product's operands share one type");
 
 // ----------------------------------------------------------------------------------------------------------------
@@ -68,7 +67,7 @@ typedef struct {
     int32_t *tokens;
     float *losses;
     double *norm;
-    int *nonfinite;
+    int *nonfinite, *missing_scales;
     uint32_t *token_counts;  // of the embedding's sort; ordinary memory
     cudaEvent_t uploaded, losses_here;
 } HostSide;
@@ -77,7 +76,9 @@ typedef struct Model {
     GPTConfig config;
     BatchShape shape;  // the largest micro-batch, which the activations have room for
     size_t decode_T;   // positions a generated text may have
-    LinearRecipe recipe;
+    LinearRecipe recipe;    // how the linear layers' products read their operands
+    DeviceLinear *linears;  // (L, LINEAR_KINDS), on the host
+    LinearContext linear;
 
     ParameterInfo table[GPT_PARAMETER_COUNT];
     size_t parameter_elems;  // of one arena of parameters, padding included
@@ -90,7 +91,7 @@ typedef struct Model {
     Workspace work;
     HostSide host;
     cudaStream_t stream;
-    Arena weights_arena, masters_arena, grads_arena, moments_arena, acts_arena, work_arena;
+    Arena weights_arena, masters_arena, casts_arena, grads_arena, moments_arena, acts_arena, work_arena;
 
     EmbeddingPlan plan;  // of the forward pass the next backward pass belongs to
     size_t B, T;         // its shape
@@ -106,6 +107,10 @@ typedef struct Model {
 template <typename E>
 static E *at_layer(E *base, size_t layer, size_t elems) {
     return base + layer * elems;
+}
+
+static const DeviceLinear *linear_at(const Model *model, size_t layer, LinearKind kind) {
+    return &model->linears[layer * LINEAR_KINDS + kind];
 }
 
 // Device memory as floats on the host, once everything queued before is done. The caller frees them. For reports,
@@ -227,6 +232,28 @@ static size_t token_elems(const Model *model) {
     return 2 * round_up(N, 4) + embedding_plan_elems(N);
 }
 
+// The linear layers: what each is, where its weights, their casts and its gradients are.
+static void model_lay_out_linears(Model *model) {
+    const GPTConfig *config = &model->config;
+    const DeviceParameters<weight_t> *w = &model->weights;
+    const DeviceParameters<float> *g = &model->grads;
+    weight_t *const weights[LINEAR_KINDS] = {w->qkvw, w->attprojw, w->fcw, w->fcprojw};
+    weight_t *const biases[LINEAR_KINDS] = {w->qkvb, w->attprojb, w->fcb, w->fcprojb};
+    float *const dweights[LINEAR_KINDS] = {g->qkvw, g->attprojw, g->fcw, g->fcprojw};
+    linear_context_take(&model->linear, &model->recipe, &model->work_arena, model->shape.B * model->shape.T, config->L,
+                        config->C);
+    for (size_t i = 0; i < config->L * LINEAR_KINDS; i++) {
+        const size_t kind = i % LINEAR_KINDS, layer = i / LINEAR_KINDS;
+        DeviceLinear d =
+            linear_take(&model->linear, &model->casts_arena, (LinearKind)kind, layer, config->L, config->C);
+        if (!model->linears) continue;  // planning
+        d.weight = at_layer(weights[kind], layer, d.layer.C * d.layer.OC);
+        d.bias = at_layer(biases[kind], layer, d.layer.OC);
+        d.dweight = at_layer(dweights[kind], layer, d.layer.C * d.layer.OC);
+        model->linears[i] = d;
+    }
+}
+
 // Hands out (or, while planning, counts) every buffer. The one place that knows what a run needs.
 static void model_lay_out(Model *model) {
     const GPTConfig *config = &model->config;
@@ -254,15 +281,17 @@ static void model_lay_out(Model *model) {
     take(&model->work.vcache, work, size_mul(config->L * model->decode_T, C));
     take(&model->work.token, work, DECODE_SLOTS * C + config->Vp);
     take(&model->work.token_stats, work, 2);
+    model_lay_out_linears(model);
 }
 
 // The arenas, those that this precision has no use for left out.
 static size_t model_arenas(Model *model, Arena *arenas[7]) {
-    Arena *all[6] = {&model->weights_arena, &model->masters_arena, &model->grads_arena,
+    Arena *all[7] = {&model->weights_arena, &model->masters_arena, &model->casts_arena, &model->grads_arena,
                      &model->moments_arena, &model->acts_arena,    &model->work_arena};
+    const int masters = MASTERS_APART || BUILD_MASTER_RULE == MASTER_RULE_KAHAN;
     size_t n = 0;
-    for (size_t i = 0; i < 6; i++)
-        if (i != 1 || MASTERS_APART || BUILD_MASTER_RULE == MASTER_RULE_KAHAN) arenas[n++] = all[i];
+    for (size_t i = 0; i < 7; i++)
+        if ((i != 1 || masters) && (i != 2 || model->recipe.scaling != SCALING_NONE)) arenas[n++] = all[i];
     return n;
 }
 
@@ -279,15 +308,26 @@ static void model_plan(Model *model, const GPTConfig *config, const BatchShape *
     model->recipe = linear_recipe(&policy, 0);
     model->weights_arena.name = MASTERS_APART ? "working weights" : "weights";
     model->masters_arena.name = MASTERS_APART ? "master weights" : "compensation";
+    model->casts_arena.name = "cast weights";
     model->grads_arena.name = "gradients";
     model->moments_arena.name = "AdamW moments";
     model->acts_arena.name = "activations";
     model->work_arena.name = "workspace";
+    model->linear.routes = linear_routes(&model->recipe, config->C, shape->B * shape->T, shape->T);
     model_lay_out(model);
 }
 
-// After model_plan(), before model_create(). Linear layers here read what is stored: there is no recipe to choose.
-static void model_set_recipe(Model *model, const LinearRecipe *recipe) { model->recipe = *recipe; }
+// After model_plan(), before model_create(): another recipe than the build's default one. Plans again.
+static void model_set_recipe(Model *model, const LinearRecipe *recipe) {
+    Arena *arenas[7];
+    if (recipe->accumulate != ACCUMULATE_FP32)
+        die_usage("--acc is a model of the CPU trainer: here products sum as the card does\ntry: leave it out");
+    model->recipe = *recipe;
+    for (size_t i = 0, n = model_arenas(model, arenas); i < n; i++) arenas[i]->used_bytes = 0;
+    model->linear.routes =
+        linear_routes(recipe, model->config.C, model->shape.B * model->shape.T, model->shape.T);
+    model_lay_out(model);
+}
 
 // After model_plan(), before model_create().
 static void model_set_parallel(Model *, const Parallel *parallel) {
@@ -303,6 +343,7 @@ static size_t largest_batch(const Model *model, size_t bytes) {
         Arena *arenas[7];
         size_t total = 0;
         model_plan(planned, &model->config, &shape, model->decode_T);
+        model_set_recipe(planned, &model->recipe);
         for (size_t i = 0, n = model_arenas(planned, arenas); i < n; i++) total += arenas[i]->used_bytes;
         if (total <= bytes) low = shape.B;
         else high = shape.B;
@@ -344,9 +385,11 @@ static void model_create(Model *model) {
     for (size_t i = 0, n = model_arenas(model, arenas); i < n; i++) {
         arena_allocate_device(model, arenas[i], taken);
         taken += arenas[i]->capacity_bytes;
-        if (arenas[i] != &model->acts_arena && arenas[i] != &model->work_arena)
+        if (arenas[i] != &model->acts_arena && arenas[i] != &model->work_arena && arenas[i] != &model->casts_arena)
             CUDA_CHECK(cudaMemsetAsync(arenas[i]->base, 0, arenas[i]->capacity_bytes, model->stream));
     }
+    size_t linears = model->config.L * LINEAR_KINDS;
+    model->linears = (DeviceLinear *)checked_calloc(linears, sizeof(DeviceLinear), "linear layers");
     model_lay_out(model);
     model->work.matmul = matmul_scratch(model->work.matmul_workspace, matmul_scratch_bytes());
     model->work.matmul->autotune = model->recipe.autotune;
@@ -354,7 +397,9 @@ static void model_create(Model *model) {
     CUDA_CHECK(cudaMallocHost((void **)&host->losses, N * sizeof(float)));
     CUDA_CHECK(cudaMallocHost((void **)&host->norm, sizeof(double)));
     CUDA_CHECK(cudaMallocHost((void **)&host->nonfinite, sizeof(int)));
+    CUDA_CHECK(cudaMallocHost((void **)&host->missing_scales, sizeof(int)));
     host->token_counts = (uint32_t *)checked_calloc(model->config.V + 1, sizeof(uint32_t), "the sort of a batch");
+    linear_context_start(&model->linear, model->linears, model->work.matmul, host->missing_scales, model->stream);
     CUDA_CHECK(cudaStreamSynchronize(model->stream));
 }
 
@@ -367,14 +412,18 @@ static void model_destroy(Model *model) {
     CUDA_CHECK(cudaFreeHost(model->host.losses));
     CUDA_CHECK(cudaFreeHost(model->host.norm));
     CUDA_CHECK(cudaFreeHost(model->host.nonfinite));
+    CUDA_CHECK(cudaFreeHost(model->host.missing_scales));
+    free(model->linears);
     free(model->host.token_counts);
     CUDA_CHECK(cudaEventDestroy(model->host.uploaded));
     CUDA_CHECK(cudaEventDestroy(model->host.losses_here));
     CUDA_CHECK(cudaStreamDestroy(model->stream));
 }
 
-// The authoritative weights were loaded or made: what is derived from them follows.
+// The authoritative weights, and perhaps delayed scales, were loaded or made: what is derived from them follows.
 static void model_weights_changed(Model *model) {
+    model->linear.weights_version++;
+    *model->host.missing_scales = 1;
     if (MASTERS_APART)
         adamw_refresh((weight_t *)model->weights_arena.base, (const float *)model->masters, model->parameter_elems,
                       model->stream);
@@ -448,8 +497,8 @@ static void classifier_forward_backward(Model *model, float dloss) {
 static void layer_forward(Model *model, size_t l, const act_t *inp) {
     DeviceRange range("layer forward", l);
     const DeviceParameters<weight_t> *w = &model->weights;
+    const LinearContext *linear = &model->linear;
     DeviceActivations *acts = &model->acts;
-    MatmulScratch *matmul = model->work.matmul;
     cudaStream_t stream = model->stream;
     size_t B = model->B, T = model->T, N = B * T, C = model->config.C, NH = model->config.NH, L = model->config.L;
     size_t S = model->shape.B * model->shape.T;  // tokens a layer's block has room for
@@ -459,16 +508,14 @@ static void layer_forward(Model *model, size_t l, const act_t *inp) {
     act_t *ln2 = at_layer(acts->ln2, l_ln, S * C), *fch = at_layer(acts->fch, l, S * 4 * C);
     act_t *fch_gelu = at_layer(acts->fch_gelu, l_gelu, S * 4 * C), *residual3 = at_layer(acts->residual3, l, S * C);
 
-    matmul_forward(matmul, qkv, ln1, at_layer(w->qkvw, l, 3 * C * C), at_layer(w->qkvb, l, 3 * C), N, C, 3 * C, stream);
+    linear_forward(linear, linear_at(model, l, LINEAR_QKV), qkv, ln1, N);
     attention_forward(att, at_layer(acts->lse, l, S * NH), qkv, B, T, C, NH, model->work.floats, stream);
-    matmul_forward(matmul, acts->branch, att, at_layer(w->attprojw, l, C * C), at_layer(w->attprojb, l, C), N, C, C,
-                   stream);
+    linear_forward(linear, linear_at(model, l, LINEAR_ATTPROJ), acts->branch, att, N);
     fused_residual_layernorm_forward(residual2, ln2, at_layer(acts->ln2_mean, l, S), at_layer(acts->ln2_rstd, l, S),
                                      inp, acts->branch, at_layer(w->ln2w, l, C), at_layer(w->ln2b, l, C), N, C, stream);
-    matmul_forward(matmul, fch, ln2, at_layer(w->fcw, l, 4 * C * C), at_layer(w->fcb, l, 4 * C), N, C, 4 * C, stream);
+    linear_forward(linear, linear_at(model, l, LINEAR_FC), fch, ln2, N);
     gelu_forward(fch_gelu, fch, N * 4 * C, stream);
-    matmul_forward(matmul, acts->branch, fch_gelu, at_layer(w->fcprojw, l, 4 * C * C), at_layer(w->fcprojb, l, C), N,
-                   4 * C, C, stream);
+    linear_forward(linear, linear_at(model, l, LINEAR_FCPROJ), acts->branch, fch_gelu, N);
     if (l + 1 < L) {
         size_t next_ln = model->shape.recompute < 2 ? l + 1 : 0;
         fused_residual_layernorm_forward(
@@ -533,6 +580,7 @@ static void model_forward(Model *model, const int32_t *inputs, const int32_t *ta
     model->B = B;
     model->T = T;
     upload_batch(model, inputs, targets, dloss != 0.0f);
+    linear_begin_pass(&model->linear, model->linears);
     embedding_forward(acts->encoded, model->work.tokens, w->wte, w->wpe, B, T, C, stream);
     layernorm_forward(acts->ln1, acts->ln1_mean, acts->ln1_rstd, acts->encoded, w->ln1w, w->ln1b, B * T, C, stream);
     for (size_t l = 0; l < model->config.L; l++)
@@ -553,7 +601,7 @@ static void mlp_backward(Model *model, size_t l) {
     const DeviceParameters<weight_t> *w = &model->weights;
     DeviceParameters<float> *g = &model->grads;
     DeviceActivations *acts = &model->acts;
-    MatmulScratch *matmul = model->work.matmul;
+    const LinearContext *linear = &model->linear;
     cudaStream_t stream = model->stream;
     size_t N = model->B * model->T, C = model->config.C, S = model->shape.B * model->shape.T;
     size_t l_ln = model->shape.recompute < 2 ? l : 0, l_gelu = model->shape.recompute < 1 ? l : 0;
@@ -562,19 +610,15 @@ static void mlp_backward(Model *model, size_t l) {
     float *mean = at_layer(acts->ln2_mean, l, S), *rstd = at_layer(acts->ln2_rstd, l, S);
 
     if (model->shape.recompute >= 1) gelu_forward(fch_gelu, fch, N * 4 * C, stream);
-    matmul_backward_input(matmul, acts->dhidden, acts->dresidual, at_layer(w->fcprojw, l, 4 * C * C), N, 4 * C, C, 0,
-                          stream);
-    matmul_backward_weight(matmul, at_layer(g->fcprojw, l, 4 * C * C), acts->dresidual, fch_gelu, N, 4 * C, C,
-                           model->accumulate, stream);
+    linear_backward(linear, linear_at(model, l, LINEAR_FCPROJ), acts->dhidden, acts->dresidual, fch_gelu, N,
+                    model->accumulate);
     observe(model, "dfch_gelu", l, acts->dhidden, N * 4 * C);
     gelu_backward_bias(acts->dhidden, at_layer(g->fcb, l, 4 * C), acts->dhidden, fch, N, 4 * C, model->accumulate,
                        model->work.floats, stream);
     observe(model, "dfch", l, acts->dhidden, N * 4 * C);
     if (model->shape.recompute >= 2)
         layernorm_forward(ln2, mean, rstd, residual2, at_layer(w->ln2w, l, C), at_layer(w->ln2b, l, C), N, C, stream);
-    matmul_backward_input(matmul, acts->dnorm, acts->dhidden, at_layer(w->fcw, l, 4 * C * C), N, C, 4 * C, 0, stream);
-    matmul_backward_weight(matmul, at_layer(g->fcw, l, 4 * C * C), acts->dhidden, ln2, N, C, 4 * C, model->accumulate,
-                           stream);
+    linear_backward(linear, linear_at(model, l, LINEAR_FC), acts->dnorm, acts->dhidden, ln2, N, model->accumulate);
     observe(model, "dln2", l, acts->dnorm, N * C);
     layernorm_backward_sums(acts->dresidual, at_layer(g->ln2w, l, C), at_layer(g->ln2b, l, C),
                             at_layer(g->attprojb, l, C), acts->dnorm, residual2, at_layer(w->ln2w, l, C), mean, rstd, N,
@@ -588,7 +632,7 @@ static void attention_block_backward(Model *model, size_t l, const act_t *inp) {
     const DeviceParameters<weight_t> *w = &model->weights;
     DeviceParameters<float> *g = &model->grads;
     DeviceActivations *acts = &model->acts;
-    MatmulScratch *matmul = model->work.matmul;
+    const LinearContext *linear = &model->linear;
     cudaStream_t stream = model->stream;
     size_t B = model->B, T = model->T, N = B * T, C = model->config.C, NH = model->config.NH;
     size_t S = model->shape.B * model->shape.T;
@@ -596,9 +640,8 @@ static void attention_block_backward(Model *model, size_t l, const act_t *inp) {
     act_t *qkv = at_layer(acts->qkv, l, S * 3 * C), *att = at_layer(acts->att, l, S * C);
     float *mean = at_layer(acts->ln1_mean, l, S), *rstd = at_layer(acts->ln1_rstd, l, S);
 
-    matmul_backward_input(matmul, acts->dnorm, acts->dresidual, at_layer(w->attprojw, l, C * C), N, C, C, 0, stream);
-    matmul_backward_weight(matmul, at_layer(g->attprojw, l, C * C), acts->dresidual, att, N, C, C, model->accumulate,
-                           stream);
+    linear_backward(linear, linear_at(model, l, LINEAR_ATTPROJ), acts->dnorm, acts->dresidual, att, N,
+                    model->accumulate);
     observe(model, "datt", l, acts->dnorm, N * C);
     attention_backward(acts->dhidden, acts->dnorm, qkv, att, at_layer(acts->lse, l, S * NH), B, T, C, NH,
                        model->work.floats, stream);
@@ -607,9 +650,7 @@ static void attention_block_backward(Model *model, size_t l, const act_t *inp) {
         layernorm_forward(ln1, mean, rstd, inp, at_layer(w->ln1w, l, C), at_layer(w->ln1b, l, C), N, C, stream);
     matmul_backward_bias(at_layer(g->qkvb, l, 3 * C), acts->dhidden, N, 3 * C, model->accumulate, model->work.floats,
                          stream);
-    matmul_backward_input(matmul, acts->dnorm, acts->dhidden, at_layer(w->qkvw, l, 3 * C * C), N, C, 3 * C, 0, stream);
-    matmul_backward_weight(matmul, at_layer(g->qkvw, l, 3 * C * C), acts->dhidden, ln1, N, C, 3 * C, model->accumulate,
-                           stream);
+    linear_backward(linear, linear_at(model, l, LINEAR_QKV), acts->dnorm, acts->dhidden, ln1, N, model->accumulate);
     observe(model, "dln1", l, acts->dnorm, N * C);
     layernorm_backward_sums(acts->dresidual, at_layer(g->ln1w, l, C), at_layer(g->ln1b, l, C),
                             l > 0 ? at_layer(g->fcprojb, l - 1, C) : (float *)NULL, acts->dnorm, inp,
@@ -623,6 +664,7 @@ static void model_zero_grad(Model *model) {
     DeviceRange range("zero gradients");
     const DeviceParameters<float> *g = &model->grads;
     model->accumulate = 0;
+    linear_begin_step(&model->linear);
     for (size_t i = 0; i < GPT_PARAMETER_COUNT; i++) {
         const ParameterInfo *info = &model->table[i];
         float *grad = (float *)model->grads_arena.base + info->offset_elems;
@@ -652,13 +694,14 @@ static void model_backward(Model *model) {
     embedding_backward(model->grads.wte, model->grads.wpe, acts->dresidual, &model->plan,
                        model->work.tokens + 2 * round_up(N, 4), model->B, model->T, C, model->work.floats, stream);
     model->accumulate = 1;
+    linear_end_pass(&model->linear);
 }
 
 // ----------------------------------------------------------------------------------------------------------------
 // Update
 
-// The Euclidean norm of all gradients; *nonfinite = 1 if any of them, or the norm, is NaN or infinite. The arena's
-// padding is zero, so one pass takes all tensors.
+// The Euclidean norm of all gradients; *nonfinite = 1 if any of them, or the norm, is NaN or infinite, or if any number
+// was that a linear layer cast to a narrow format on the way. The arena's padding is zero: one pass takes all tensors.
 static double model_grad_norm(Model *model, int *nonfinite) {
     DeviceRange range("gradient norm");
     Workspace *work = &model->work;
@@ -666,6 +709,7 @@ static double model_grad_norm(Model *model, int *nonfinite) {
     cudaStream_t stream = model->stream;
     device_clear(work->norm, sizeof(double), stream);
     device_clear(work->nonfinite, sizeof(int), stream);
+    linear_check_finite(&model->linear, work->nonfinite);
     global_norm_squared(work->norm, (const float *)model->grads_arena.base, model->parameter_elems, work->nonfinite,
                         work->norm + 1, stream);
     CUDA_CHECK(cudaMemcpyAsync(host->norm, work->norm, sizeof(double), cudaMemcpyDeviceToHost, stream));
@@ -699,10 +743,25 @@ static void model_update(Model *model, const AdamWHyper *hyper) {
     AdamWTensor tensors[GPT_PARAMETER_COUNT];
     for (size_t i = 0; i < GPT_PARAMETER_COUNT; i++) tensors[i] = model_adamw_tensor(model, i, hyper);
     adamw_update_tensors(tensors, GPT_PARAMETER_COUNT, hyper, BUILD_MASTER_RULE, BUILD_MOMENTS_RULE, model->stream);
+    model->linear.weights_version++;
+}
+
+static void observe_cast(void *context, const Linear *l, QuantRole role, QuantGemm gemm, const QuantSpec *spec,
+                         const QuantResult *result, const float *in, const float *values, size_t n) {
+    static const char *const roles[] = {"x", "w", "dy"}, *const gemms[] = {"fprop", "dgrad", "wgrad"};
+    const DelayedScale *delayed = spec->scaling == SCALING_DELAYED ? &l->delayed[role] : NULL;
+    char name[NUMERICS_NAME_BYTES];
+    snprintf(name, sizeof name, "%s.%s.%s", linear_kind_name(l->kind), roles[role], gemms[gemm]);
+    numerics_operand((NumericsReport *)context, name, roles[role], l->layer, spec, result, in, values, n,
+                     delayed ? delayed->history : NULL, delayed ? delayed->length : 0);
 }
 
 // From now on every tensor of a training pass is shown to `report`; NULL ends that.
-static void model_observe(Model *model, NumericsReport *report) { model->numerics = report; }
+static void model_observe(Model *model, NumericsReport *report) {
+    model->numerics = report;
+    model->linear.observe = report ? observe_cast : NULL;
+    model->linear.observe_context = report;
+}
 
 // `bytes` of device memory on the host. The caller frees them.
 static void *bytes_from_device(const Model *model, const void *data, size_t bytes) {
@@ -750,9 +809,11 @@ static void model_count_updates(Model *model, const AdamWHyper *hyper) {
     }
 }
 
-// The number of the step that begins (from 0), and its end: only recipes with scales of their own need them.
-static void model_begin_step(Model *, uint64_t) {}
-static void model_end_step(Model *) {}
+// The number of the step that begins (from 0): random roundings depend on it.
+static void model_begin_step(Model *model, uint64_t step) { model->linear.step = (uint32_t)step; }
+
+// Ends a step, whether its update was applied or skipped.
+static void model_end_step(Model *model) { linear_end_step(&model->linear); }
 
 // ----------------------------------------------------------------------------------------------------------------
 // Access by the shared loop: checkpoints, failures, sampling
@@ -765,6 +826,12 @@ static size_t model_checkpoint_list(Model *model, CheckpointTensor *list) {
     size_t n = checkpoint_parameters(list, config, model->masters, CHECKPOINT_IN_MODEL, "transformer.", master_type);
     n += checkpoint_parameters(list + n, config, model->m, CHECKPOINT_IN_STATE, "m.transformer.", moment_type);
     n += checkpoint_parameters(list + n, config, model->v, CHECKPOINT_IN_STATE, "v.transformer.", moment_type);
+    if (model->linear.delayed) {
+        checkpoint_array(&list[n], "fp8.delayed", ST_F32, linear_delayed_elems(&model->recipe, config->L),
+                         model->linear.delayed);
+        list[n].host = 0;
+        list[n++].optional = 1;  // a run of another precision has none: histories start empty
+    }
     if (!model->kahan) return n;
     size_t end = n + checkpoint_parameters(list + n, config, model->kahan, CHECKPOINT_IN_STATE, "c.transformer.", ST_BF16);
     for (; n < end; n++) list[n].optional = 1;  // a run that had masters has none: it starts at zero
@@ -819,7 +886,8 @@ static int device_nonfinite(const Model *model, const E *data, size_t elems) {
 }
 
 // Where the last forward pass first left the finite numbers: writes the tensor's name and layer into `text` and returns
-// 1, or returns 0 if all its activations are finite. In the order the forward pass makes them.
+// 1, or returns 0 if all its activations are finite. In the order the forward pass makes them. A cast to fp4 hides what
+// is not finite: then the linear layer that met it is named, be it in the backward pass.
 static int model_first_nonfinite(Model *model, char *text, size_t text_bytes) {
     DeviceActivations *acts = &model->acts;
     size_t N = model->B * model->T, C = model->config.C, S = model->shape.B * model->shape.T;
@@ -844,7 +912,8 @@ static int model_first_nonfinite(Model *model, char *text, size_t text_bytes) {
             return 1;
         }
     }
-    if (!device_nonfinite(model, acts->losses, N)) return 0;
+    if (!device_nonfinite(model, acts->losses, N))
+        return linear_first_nonfinite(&model->linear, model->linears, text, text_bytes);
     snprintf(text, text_bytes, "the logits");
     return 1;
 }

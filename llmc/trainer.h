@@ -453,17 +453,22 @@ static inline int load_tensors(Trainer *t, const char *dir, Message *message) {
         if (strcmp(t->tensors[i].name, "fp8.delayed") == 0) history = &t->tensors[i];
     size_t elems = history ? history->cols : 0, saved = history ? saved_elems(dir, "fp8.delayed") : 0;
     if (saved == 0 || saved == elems) return checkpoint_load(&t->checkpointer, dir, message);
-    float *memory = (float *)history->data, *as_saved = (float *)checked_calloc(saved, sizeof(float), "amax histories");
+    const CheckpointTensor in_memory = *history;
+    float *as_saved = (float *)checked_calloc(saved, sizeof(float), "amax histories");
+    float *resized = (float *)checked_calloc(elems, sizeof(float), "amax histories");
     history->data = as_saved;
     history->cols = saved;
+    history->host = 1;
     int code = checkpoint_load(&t->checkpointer, dir, message);
-    history->data = memory;
-    history->cols = elems;
-    if (code == CHECKPOINT_OK && !linear_delayed_resize(memory, elems, as_saved, saved, t->config.L)) {
+    *history = in_memory;
+    if (code == CHECKPOINT_OK && !linear_delayed_resize(resized, elems, as_saved, saved, t->config.L)) {
         message_add(message, "'%s': fp8.delayed has %zu values, no whole number of histories", dir, saved);
         code = CHECKPOINT_MISMATCH;
     }
+    const CheckpointBlock all = {0, 1, 0, elems};
+    if (code == CHECKPOINT_OK) checkpoint_store(&t->checkpointer, history, &all, resized);
     free(as_saved);
+    free(resized);
     return code;
 }
 

@@ -1,0 +1,562 @@
+// linear.cuh: the CUDA twin of linear.h: a linear layer's three matrix products, operands cast as the recipe has it.
+//
+// Each product is native (fp8 or fp4 through cuBLASLt) or emulated (the same casts, written as bf16 values, through a
+// bf16 product), decided once for each kind of layer by asking cuBLASLt: LinearRoutes. A bias's gradient is not made
+// here: kernels that have dY in hand anyway make it.
+//
+// Maxima, scales, histories and counts of numbers that are not finite stay on the device: words of 32 bits, one of a
+// kind for each (layer, role), and histories laid out as linear.h's, so that a checkpoint holds the same. The host
+// learns two things with the gradients' norm, which it waits for in any case: whether any cast met a number that was
+// not finite, and whether a delayed scale is still missing.
+#ifndef LLMC_LINEAR_CUH
+#define LLMC_LINEAR_CUH
+
+#include "linear.h"
+#include "matmul.cuh"
+#include "matmul_fp8.cuh"
+#include "quantize.cuh"
+#include "tensors.h"
+
+// Which products are emulated.
+typedef struct {
+    uint8_t emulated[LINEAR_KINDS][3];  // by QuantGemm
+    const char *why;                    // of all that are; NULL: none is
+} LinearRoutes;
+
+typedef struct {
+    Linear layer;  // what it is; its host pointers are not used here
+    const weight_t *weight, *bias;
+    float *dweight;
+    DeviceOperand w_fprop, w_dgrad;
+} DeviceLinear;
+
+// Words by kind, `layers` of each. What is cleared together lies together.
+typedef enum {
+    WORD_X_AMAX,
+    WORD_X_TRANSFORMED,
+    WORD_DY_AMAX,
+    WORD_DY_TRANSFORMED,  // cleared before every pass
+    WORD_W_AMAX,
+    WORD_W_TRANSFORMED,
+    WORD_W_NONFINITE,  // before the weights are cast
+    WORD_X_NONFINITE,
+    WORD_DY_NONFINITE,  // before every step
+    WORD_X_DECODE,
+    WORD_W_DECODE,
+    WORD_DY_DECODE,
+    WORD_KINDS
+} LinearWord;
+
+// Everything linear layers share.
+typedef struct {
+    const LinearRecipe *recipe;
+    LinearRoutes routes;
+    MatmulScratch *matmul;
+    cudaStream_t stream;
+    void *codes[3], *scales[3];  // of x or dY as fprop or dgrad reads it; of dY, of x as wgrad does
+    uint32_t *amax_scratch;      // row recipes
+    uint32_t *words;             // (WORD_KINDS, layers)
+    float *delayed;              // delayed: linear_delayed_elems(); else NULL
+    int *missing;                // delayed: how many scales are missing, on the device and on the host
+    int *host_missing;
+    uint64_t weights_version, cast_version;  // of the weights, and of those that were cast
+    uint32_t step, micro_step, layers;       // as in linear.h
+    int training;
+    void (*observe)(void *context, const Linear *l, QuantRole role, QuantGemm gemm, const QuantSpec *spec,
+                    const QuantResult *result, const float *in, const float *values, size_t n);
+    void *observe_context;
+} LinearContext;
+
+// ----------------------------------------------------------------------------------------------------------------
+// Routes
+
+static inline QuantSpec linear_spec(const LinearRecipe *recipe, QuantRole role, QuantGemm gemm, uint32_t stream,
+                                    uint32_t step) {
+    return quant_spec(recipe->scaling, role, gemm, &recipe->quant, stream, step);
+}
+
+// 128-blocks' scales as 32-blocks' where the card has products of these only.
+static inline int linear_tiled_blocks(void) { return device_info()->cc >= 100; }
+
+// An operand of layer l for N tokens, all but its memory.
+static inline DeviceOperand linear_operand(const LinearRoutes *routes, const Linear *l, const QuantSpec *spec,
+                                           QuantRole role, QuantGemm gemm, size_t N) {
+    const size_t rows = role == QUANT_W ? l->OC : N, cols = role == QUANT_DY ? l->OC : l->C;
+    return quant_operand(spec, rows, cols, routes->emulated[l->kind][gemm], linear_tiled_blocks());
+}
+
+// Would this card run product `gemm` of layer l natively? Asks cuBLASLt; without a device, goes by what a Hopper has.
+static inline int linear_native(MatmulScratch *matmul, const LinearRecipe *recipe, const Linear *l, QuantGemm gemm,
+                                size_t N) {
+    static const LinearRoutes native = {{{0}}, NULL};
+    const QuantRole first = gemm == GEMM_WGRAD ? QUANT_X : QUANT_W, second = gemm == GEMM_FPROP ? QUANT_X : QUANT_DY;
+    const QuantSpec a_spec = linear_spec(recipe, first, gemm, 0, 0), b_spec = linear_spec(recipe, second, gemm, 0, 0);
+    if (a_spec.scaling == SCALING_NONE) return 1;
+    // Scalar beside row scales, or 128-blocks' fp32 scales as 32-blocks': no card has that
+    if (a_spec.scaling != b_spec.scaling || (recipe->quant.block_fp32 && linear_tiled_blocks())) return 0;
+    if (!matmul) return recipe->scaling != SCALING_MX && recipe->scaling != SCALING_NV;
+    const DeviceOperand a = linear_operand(&native, l, &a_spec, first, gemm, N),
+                        b = linear_operand(&native, l, &b_spec, second, gemm, N);
+    const int fast = gemm == GEMM_FPROP && recipe->fast_forward;
+    return matmul_cast_query(matmul, gemm == GEMM_WGRAD ? CUDA_R_32F : CUDA_R_16BF, &a, &b, fast) ==
+           CUBLAS_STATUS_SUCCESS;
+}
+
+// For micro-batches of N tokens in sequences of T.
+static inline LinearRoutes linear_routes(const LinearRecipe *recipe, size_t channels, size_t N, size_t T) {
+    LinearRoutes routes;
+    int devices = 0;
+    memset(&routes, 0, sizeof routes);
+    if (recipe->scaling == SCALING_NONE) return routes;
+    void *anywhere = (void *)(uintptr_t)4096;  // a workspace for products that are only asked about
+    const int present = cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0;
+    MatmulScratch *matmul = present ? matmul_scratch(anywhere, matmul_scratch_bytes()) : NULL;
+    for (int kind = 0; kind < LINEAR_KINDS; kind++)
+        for (int gemm = 0; gemm < 3; gemm++) {
+            const Linear l = linear_describe(recipe, (LinearKind)kind, 0, 1, channels);
+            if (l.high == HIGH_FEATURES) continue;
+            const char *why = T % 16 ? "--seq is no multiple of 16"
+                              : !linear_native(matmul, recipe, &l, (QuantGemm)gemm, N)
+                                  ? "cuBLASLt has no such product here"
+                                  : NULL;
+            routes.emulated[kind][gemm] = why != NULL;
+            if (why) routes.why = why;
+        }
+    if (matmul) matmul_scratch_free(matmul);
+    if (routes.why && recipe->scaling == SCALING_BLOCK && recipe->quant.block_fp32)
+        die_usage(
+            "--block-scale fp32 needs products with such scales, which Hopper has\nwhy: %s, and the bf16 of "
+            "emulated operands does not hold a code times any fp32\ntry: --block-scale pow2",
+            routes.why);
+    return routes;
+}
+
+// One line for each kind of product that is emulated.
+static inline void linear_print_routes(const LinearRoutes *routes, size_t channels) {
+    static const char *const gemms[3] = {"fprop", "dgrad", "wgrad"};
+    char list[256] = "";
+    size_t used = 0;
+    if (!routes->why) return;
+    for (int kind = 0; kind < LINEAR_KINDS; kind++)
+        for (int gemm = 0; gemm < 3; gemm++) {
+            size_t C, OC;
+            linear_shape((LinearKind)kind, channels, &C, &OC);
+            if (routes->emulated[kind][gemm] && used < sizeof list)
+                used += (size_t)snprintf(list + used, sizeof list - used, "%s%s %s", used ? ", " : "",
+                                         linear_kind_name((LinearKind)kind), gemms[gemm]);
+        }
+    printf("emulated in bf16 on %s (compute capability %d.%d): %s\n  why: %s\n", device_info()->name,
+           device_info()->cc / 10, device_info()->cc % 10, list, routes->why);
+}
+
+// ----------------------------------------------------------------------------------------------------------------
+// Memory
+
+static inline size_t linear_word_elems(const LinearRecipe *recipe, size_t layers) {
+    return recipe->scaling == SCALING_NONE ? 0 : WORD_KINDS * LINEAR_KINDS * layers;
+}
+
+// What is cast into the context's codes[slot] and scales[slot] of a layer: role and product.
+typedef struct {
+    QuantRole role;
+    QuantGemm gemm;
+    int slot;
+} LinearCastPlace;
+#define LINEAR_CAST_PLACES 4
+static inline LinearCastPlace linear_cast_place(int i) {
+    static const LinearCastPlace places[LINEAR_CAST_PLACES] = {{QUANT_X, GEMM_FPROP, 0},
+                                                               {QUANT_DY, GEMM_DGRAD, 0},
+                                                               {QUANT_DY, GEMM_WGRAD, 1},
+                                                               {QUANT_X, GEMM_WGRAD, 2}};
+    return places[i];
+}
+
+// Bytes of codes and scales of each slot for N tokens of any layer.
+static inline void linear_slot_bytes(const LinearRecipe *recipe, const LinearRoutes *routes, size_t N, size_t channels,
+                                     size_t codes[3], size_t scales[3]) {
+    for (int slot = 0; slot < 3; slot++) codes[slot] = scales[slot] = 0;
+    if (recipe->scaling == SCALING_NONE) return;
+    for (int kind = 0; kind < LINEAR_KINDS; kind++)
+        for (int i = 0; i < LINEAR_CAST_PLACES; i++) {
+            const LinearCastPlace place = linear_cast_place(i);
+            const Linear l = linear_describe(recipe, (LinearKind)kind, 0, 1, channels);
+            const QuantSpec spec = linear_spec(recipe, place.role, place.gemm, 0, 0);
+            if (spec.scaling == SCALING_NONE) continue;
+            const DeviceOperand x = linear_operand(routes, &l, &spec, place.role, place.gemm, N);
+            codes[place.slot] = max_size(codes[place.slot], quant_code_bytes(&x));
+            scales[place.slot] = max_size(scales[place.slot], quant_scale_bytes(&x));
+        }
+}
+
+static inline size_t linear_amax_scratch_elems(const LinearRecipe *recipe, size_t N, size_t channels) {
+    const int rows = recipe->scaling == SCALING_ROW || recipe->scaling == SCALING_ROW_GWHP;
+    return rows ? quantize_scratch_elems(max_size(N, 4 * channels), 4 * channels) : 0;
+}
+
+// One layer, its weight's casts from `casts`; the caller gives it weight, bias and gradient.
+static inline DeviceLinear linear_take(const LinearContext *ctx, Arena *casts, LinearKind kind, size_t layer,
+                                       size_t layers, size_t channels) {
+    DeviceLinear d;
+    memset(&d, 0, sizeof d);
+    d.layer = linear_describe(ctx->recipe, kind, layer, layers, channels);
+    DeviceOperand *operands[2] = {&d.w_fprop, &d.w_dgrad};
+    for (int gemm = GEMM_FPROP; gemm <= GEMM_DGRAD && !d.layer.high; gemm++) {
+        const QuantSpec spec = linear_spec(ctx->recipe, QUANT_W, (QuantGemm)gemm, 0, 0);
+        DeviceOperand *x = operands[gemm];
+        *x = linear_operand(&ctx->routes, &d.layer, &spec, QUANT_W, (QuantGemm)gemm, 0);
+        x->codes = arena_take(casts, quant_code_bytes(x), 1);
+        x->scales = arena_take(casts, quant_scale_bytes(x), 1);
+    }
+    return d;
+}
+
+// What they share, for N tokens; ctx->routes is known.
+static inline void linear_context_take(LinearContext *ctx, const LinearRecipe *recipe, Arena *work, size_t N,
+                                       size_t layers, size_t channels) {
+    size_t codes[3], scales[3];
+    ctx->recipe = recipe;
+    ctx->layers = (uint32_t)(layers * LINEAR_KINDS);
+    ctx->weights_version = 1;
+    if (recipe->scaling == SCALING_NONE) return;
+    linear_slot_bytes(recipe, &ctx->routes, N, channels, codes, scales);
+    for (int slot = 0; slot < 3; slot++) {
+        ctx->codes[slot] = arena_take(work, codes[slot], 1);
+        ctx->scales[slot] = arena_take(work, scales[slot], 1);
+    }
+    ctx->amax_scratch = (uint32_t *)arena_take(work, linear_amax_scratch_elems(recipe, N, channels), sizeof(uint32_t));
+    ctx->words = (uint32_t *)arena_take(work, linear_word_elems(recipe, layers), sizeof(uint32_t));
+    if (recipe->scaling != SCALING_DELAYED) return;
+    ctx->delayed = (float *)arena_take(work, linear_delayed_elems(recipe, layers), sizeof(float));
+    ctx->missing = (int *)arena_take(work, 1, sizeof(int));
+}
+
+// Once there is memory. host_missing: a pinned int. Histories start empty.
+static inline void linear_context_start(LinearContext *ctx, const DeviceLinear *linears, MatmulScratch *matmul,
+                                        int *host_missing, cudaStream_t stream) {
+    ctx->matmul = matmul;
+    ctx->stream = stream;
+    ctx->host_missing = host_missing;
+    *host_missing = 1;
+    if (!ctx->delayed) return;
+    const size_t elems = linear_delayed_elems(ctx->recipe, ctx->layers / LINEAR_KINDS);
+    float *initial = (float *)checked_calloc(elems, sizeof *initial, "histories");
+    for (uint32_t i = 0; i < ctx->layers; i++) {
+        Linear l = linears[i].layer;
+        linear_delayed_init(ctx->recipe, &l, initial);
+    }
+    CUDA_CHECK(cudaMemcpyAsync(ctx->delayed, initial, elems * sizeof *initial, cudaMemcpyHostToDevice, stream));
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+    free(initial);
+}
+
+// ----------------------------------------------------------------------------------------------------------------
+// Delayed scales
+
+#define LINEAR_DELAYED_THREADS 128
+
+// One thread a (layer, role): the amax of this micro-batch to slot 0 of its history, if it is finite.
+static __global__ void linear_delayed_record_kernel(float *delayed, const uint32_t *words, unsigned layers,
+                                                    int history) {
+    const unsigned i = blockIdx.x * LINEAR_DELAYED_THREADS + threadIdx.x;
+    if (i >= 3 * layers) return;
+    const unsigned layer = i / 3, role = i % 3;
+    const unsigned word = role == QUANT_X ? WORD_X_AMAX : role == QUANT_W ? WORD_W_AMAX : WORD_DY_AMAX;
+    const float amax = float_of_bits(words[word * layers + layer]);
+    float *block = delayed + (size_t)i * (history + 1);
+    if (amax <= FLT_MAX && amax > block[0]) block[0] = amax;
+}
+
+struct LinearDelayedTops {
+    float top[3];  // the largest value of each role's format, with the margin
+};
+
+// delayed_step() of fp8_scaling.h. missing += scales that are still 0.
+static __global__ void linear_delayed_step_kernel(float *delayed, unsigned layers, int history, LinearDelayedTops tops,
+                                                  int most_recent, int *missing) {
+    const unsigned i = blockIdx.x * LINEAR_DELAYED_THREADS + threadIdx.x;
+    if (i >= 3 * layers) return;
+    float *h = delayed + (size_t)i * (history + 1), amax = h[0];
+    if (amax != 0.0f) {
+        for (int j = 1; j < history && !most_recent; j++) amax = fmaxf(amax, h[j]);
+        h[history] = quant_finite(tops.top[i % 3] / amax);
+        const float newest = h[0];
+        for (int j = 1; j + 1 < history; j++) h[j] = h[j + 1];
+        if (history > 1) h[history - 1] = newest;
+        h[0] = 0.0f;
+    }
+    if (h[history] == 0.0f) atomicAdd(missing, 1);
+}
+
+// ----------------------------------------------------------------------------------------------------------------
+// Casts
+
+static inline uint32_t *linear_word(const LinearContext *ctx, LinearWord word, const Linear *l) {
+    return ctx->words + (size_t)word * ctx->layers + l->index;
+}
+
+static inline QuantState linear_state(const LinearContext *ctx, const Linear *l, QuantRole role) {
+    static const LinearWord words[3][4] = {{WORD_X_AMAX, WORD_X_TRANSFORMED, WORD_X_NONFINITE, WORD_X_DECODE},
+                                           {WORD_W_AMAX, WORD_W_TRANSFORMED, WORD_W_NONFINITE, WORD_W_DECODE},
+                                           {WORD_DY_AMAX, WORD_DY_TRANSFORMED, WORD_DY_NONFINITE, WORD_DY_DECODE}};
+    QuantState state = {linear_word(ctx, words[role][0], l), linear_word(ctx, words[role][1], l),
+                        linear_word(ctx, words[role][2], l), (float *)linear_word(ctx, words[role][3], l), NULL};
+    if (ctx->recipe->scaling == SCALING_DELAYED)
+        state.scale = linear_delayed_block(ctx->delayed, ctx->recipe, l, role) + ctx->recipe->history;
+    return state;
+}
+
+static inline QuantSpec linear_spec_now(const LinearContext *ctx, const Linear *l, QuantRole role, QuantGemm gemm) {
+    const uint32_t stream = (ctx->micro_step * ctx->layers + l->index) & 0x7fffffffu;
+    return linear_spec(ctx->recipe, role, gemm, stream, ctx->step);
+}
+
+// The operand that a cast of x or dY makes, in its slot.
+static inline DeviceOperand linear_slot_operand(const LinearContext *ctx, const Linear *l, QuantRole role,
+                                                QuantGemm gemm, size_t N) {
+    const QuantSpec spec = linear_spec_now(ctx, l, role, gemm);
+    const int slot = gemm != GEMM_WGRAD ? 0 : role == QUANT_DY ? 1 : 2;
+    DeviceOperand x = linear_operand(&ctx->routes, l, &spec, role, gemm, N);
+    x.codes = ctx->codes[slot];
+    x.scales = ctx->scales[slot];
+    return x;
+}
+
+// Casts `in` for one or two products at once, where it can. amax_known: the role's amax word holds it.
+static inline void linear_cast(const LinearContext *ctx, const Linear *l, QuantRole role, const QuantCast *casts,
+                               int count, const act_t *in, size_t rows, size_t cols, int amax_known) {
+    if constexpr (BUILD_SCALING != SCALING_NONE) {
+        constexpr ScalingRule scaling = BUILD_SCALING == SCALING_DELAYED ? SCALING_TENSOR : BUILD_SCALING;
+        const QuantState state = linear_state(ctx, l, role);
+        if (count == 2 &&
+            (casts[0].spec.scaling != casts[1].spec.scaling || casts[0].operand->format != casts[1].operand->format)) {
+            linear_cast(ctx, l, role, &casts[0], 1, in, rows, cols, amax_known);
+            linear_cast(ctx, l, role, &casts[1], 1, in, rows, cols, amax_known);
+        } else if (BUILD_SCALING == SCALING_ROW && casts[0].spec.scaling == SCALING_TENSOR) {  // row_gwhp's w for dgrad
+            quantize_device<SCALING_TENSOR>(casts, count, &state, in, rows, cols, amax_known, NULL, ctx->stream);
+        } else {
+            amax_known = amax_known || (BUILD_SCALING == SCALING_DELAYED && *ctx->host_missing == 0);
+            quantize_device<scaling>(casts, count, &state, in, rows, cols, amax_known, ctx->amax_scratch, ctx->stream);
+        }
+    }
+}
+
+static inline void linear_clear_words(const LinearContext *ctx, LinearWord first, LinearWord end) {
+    device_clear(ctx->words + (size_t)first * ctx->layers, (size_t)(end - first) * ctx->layers * sizeof *ctx->words,
+                 ctx->stream);
+}
+
+// Before each forward pass: room for its maxima, and the weights cast again if they, or their scales, have changed.
+static inline void linear_begin_pass(LinearContext *ctx, DeviceLinear *linears) {
+    if (ctx->recipe->scaling == SCALING_NONE) return;
+    linear_clear_words(ctx, WORD_X_AMAX, WORD_W_AMAX);
+    if (ctx->cast_version == ctx->weights_version) return;
+    linear_clear_words(ctx, WORD_W_AMAX, WORD_X_NONFINITE);
+    for (uint32_t i = 0; i < ctx->layers; i++) {
+        const Linear *l = &linears[i].layer;
+        if (l->high) continue;
+        QuantCast casts[2] = {{linear_spec_now(ctx, l, QUANT_W, GEMM_FPROP), &linears[i].w_fprop},
+                              {linear_spec_now(ctx, l, QUANT_W, GEMM_DGRAD), &linears[i].w_dgrad}};
+        linear_cast(ctx, l, QUANT_W, casts, 2, linears[i].weight, l->OC, l->C, 0);
+    }
+    ctx->cast_version = ctx->weights_version;
+}
+
+// Before each step.
+static inline void linear_begin_step(LinearContext *ctx) {
+    ctx->micro_step = 0;
+    if (ctx->recipe->scaling != SCALING_NONE) linear_clear_words(ctx, WORD_X_NONFINITE, WORD_X_DECODE);
+}
+
+// After each backward pass.
+static inline void linear_end_pass(LinearContext *ctx) {
+    ctx->micro_step++;
+    if (ctx->recipe->scaling != SCALING_DELAYED) return;
+    DeviceOp op("delayed scales", (double)ctx->layers * 3 * 3 * sizeof(float), 0, ctx->stream);
+    launch(linear_delayed_record_kernel, grid_1d(ceil_div(3 * ctx->layers, LINEAR_DELAYED_THREADS)),
+           LINEAR_DELAYED_THREADS, 0, ctx->stream, ctx->delayed, ctx->words, ctx->layers, ctx->recipe->history);
+}
+
+// Ends an optimizer step, a skipped one too: delayed scales move, and with them the casts of the weights.
+static inline void linear_end_step(LinearContext *ctx) {
+    const LinearRecipe *recipe = ctx->recipe;
+    if (recipe->scaling != SCALING_DELAYED) return;
+    LinearDelayedTops tops;
+    for (int role = 0; role < 3; role++)
+        tops.top[role] =
+            ldexpf(format_max(linear_spec(recipe, (QuantRole)role, GEMM_DGRAD, 0, 0).format), -recipe->delayed.margin);
+    device_clear(ctx->missing, sizeof *ctx->missing, ctx->stream);
+    launch(linear_delayed_step_kernel, grid_1d(ceil_div(3 * ctx->layers, LINEAR_DELAYED_THREADS)),
+           LINEAR_DELAYED_THREADS, 0, ctx->stream, ctx->delayed, ctx->layers, recipe->history, tops,
+           recipe->delayed.most_recent, ctx->missing);
+    CUDA_CHECK(
+        cudaMemcpyAsync(ctx->host_missing, ctx->missing, sizeof *ctx->missing, cudaMemcpyDeviceToHost, ctx->stream));
+    ctx->weights_version++;
+}
+
+// ----------------------------------------------------------------------------------------------------------------
+// Numbers that are not finite
+
+static __global__ void linear_nonfinite_kernel(const uint32_t *counts, unsigned n, int *nonfinite) {
+    uint32_t any = 0;
+    for (unsigned i = threadIdx.x; i < n; i += WARP_SIZE) any |= counts[i];
+    if (any) *nonfinite = 1;
+}
+
+// *nonfinite (on the device) = 1 if a cast of this step, or of the weights it used, met one.
+static inline void linear_check_finite(const LinearContext *ctx, int *nonfinite) {
+    if (ctx->recipe->scaling == SCALING_NONE) return;
+    launch(linear_nonfinite_kernel, grid_1d(1), WARP_SIZE, 0, ctx->stream,
+           ctx->words + (size_t)WORD_W_NONFINITE * ctx->layers, 3 * ctx->layers, nonfinite);
+}
+
+// Names the first of them, as a step meets them: "h.1.fc, its weight". 0: there was none.
+static inline int linear_first_nonfinite(const LinearContext *ctx, const DeviceLinear *linears, char *text,
+                                         size_t bytes) {
+    const char *where = NULL;
+    const size_t n = ctx->layers;
+    uint32_t i = 0;
+    if (ctx->recipe->scaling == SCALING_NONE) return 0;
+    uint32_t *counts = (uint32_t *)checked_calloc(3 * n, sizeof *counts, "counts");
+    CUDA_CHECK(cudaMemcpyAsync(counts, ctx->words + WORD_W_NONFINITE * n, 3 * n * sizeof *counts,
+                               cudaMemcpyDeviceToHost, ctx->stream));
+    CUDA_CHECK(cudaStreamSynchronize(ctx->stream));
+    for (uint32_t layer = 0; layer < n && !where; layer++) {
+        i = layer;
+        where = counts[layer] ? "its weight" : counts[n + layer] ? "its input" : NULL;
+    }
+    for (uint32_t layer = ctx->layers; layer-- > 0 && !where;) {
+        i = layer;
+        where = counts[2 * n + layer] ? "its output's gradient" : NULL;
+    }
+    free(counts);
+    if (where) snprintf(text, bytes, "%.20s, %s", linears[i].layer.name, where);
+    return where != NULL;
+}
+
+// ----------------------------------------------------------------------------------------------------------------
+// What a reported step shows: the CPU twin casts a copy, and counts.
+
+static inline void linear_observe(const LinearContext *ctx, const Linear *l, QuantRole role, QuantGemm gemm,
+                                  const act_t *in, size_t rows, size_t cols) {
+    QuantSpec spec = linear_spec_now(ctx, l, role, gemm);
+    if (!ctx->observe || spec.scaling == SCALING_NONE) return;
+    const size_t padded = spec.hadamard ? round_up(rows, HADAMARD_SIZE) : rows, n = padded * cols;
+    const int history = ctx->recipe->history;
+    Linear shown = *l;
+    QuantResult result;
+    act_t *stored = (act_t *)checked_calloc(rows * cols, sizeof *stored, "a copy of a tensor");
+    float *floats = (float *)checked_calloc(n, sizeof *floats, "a copy of a tensor");
+    float *values = (float *)checked_calloc(n, sizeof *values, "a cast tensor");
+    float *block = (float *)checked_calloc((size_t)history + 1, sizeof *block, "a history");
+    CUDA_CHECK(cudaMemcpyAsync(stored, in, rows * cols * sizeof *stored, cudaMemcpyDeviceToHost, ctx->stream));
+    if (spec.scaling == SCALING_DELAYED)
+        CUDA_CHECK(cudaMemcpyAsync(block, linear_delayed_block(ctx->delayed, ctx->recipe, l, role),
+                                   ((size_t)history + 1) * sizeof *block, cudaMemcpyDeviceToHost, ctx->stream));
+    CUDA_CHECK(cudaStreamSynchronize(ctx->stream));
+    for (size_t i = 0; i < rows * cols; i++) floats[i] = (float)stored[i];
+    spec.delayed_scale = block[history];
+    shown.delayed[role].history = block;
+    shown.delayed[role].length = history;
+    cpu::quantize_operand(values, &result, floats, padded, cols, &spec);
+    ctx->observe(ctx->observe_context, &shown, role, gemm, &spec, &result, floats, values, n);
+    free(stored);
+    free(floats);
+    free(values);
+    free(block);
+}
+
+static inline void linear_observe_weight(const LinearContext *ctx, const DeviceLinear *linear) {
+    const Linear *l = &linear->layer;
+    if (!ctx->observe) return;
+    linear_observe(ctx, l, QUANT_W, GEMM_FPROP, linear->weight, l->OC, l->C);
+    if (!linear_weight_casts_agree(ctx->recipe))
+        linear_observe(ctx, l, QUANT_W, GEMM_DGRAD, linear->weight, l->OC, l->C);
+}
+
+// ----------------------------------------------------------------------------------------------------------------
+// Products
+
+static __global__ void __launch_bounds__(256)
+    linear_bias_kernel(act_t *out, const weight_t *bias, size_t vectors, size_t across) {
+    const size_t i = (size_t)blockIdx.x * 256 + threadIdx.x;
+    if (i >= vectors) return;
+    float x[PACK], b[PACK];
+    load_floats(x, out + i * PACK);
+    load_floats(b, bias + i % across * PACK);
+#pragma unroll
+    for (int j = 0; j < PACK; j++) x[j] += b[j];
+    store_floats(out + i * PACK, x);
+}
+
+// out (N, OC) += bias (OC), rounded again.
+static inline void linear_add_bias(act_t *out, const weight_t *bias, size_t N, size_t OC, cudaStream_t stream) {
+    DeviceOp op("linear_add_bias", (double)N * OC * 2 * sizeof(act_t), 0, stream);
+    launch(linear_bias_kernel, grid_1d(ceil_div(N * OC / PACK, 256)), 256, 0, stream, out, bias, N * OC / PACK,
+           OC / PACK);
+}
+
+static inline int linear_forward_high(const LinearContext *ctx, const Linear *l) {
+    const uint64_t high_from = ctx->recipe->forward_high_from;
+    return l->high || (high_from && ctx->step >= high_from);
+}
+
+// linear_forward: out (N, OC) act = inp (N, C) act . weight^T + bias
+static inline void linear_forward(const LinearContext *ctx, const DeviceLinear *linear, act_t *out, const act_t *inp,
+                                  size_t N) {
+    const Linear *l = &linear->layer;
+    if (linear_forward_high(ctx, l)) {
+        matmul_forward(ctx->matmul, out, inp, linear->weight, linear->bias, N, l->C, l->OC, ctx->stream);
+        return;
+    }
+    if constexpr (BUILD_SCALING != SCALING_NONE) {
+        DeviceOperand x = linear_slot_operand(ctx, l, QUANT_X, GEMM_FPROP, N);
+        const QuantCast cast = {linear_spec_now(ctx, l, QUANT_X, GEMM_FPROP), &x};
+        linear_observe_weight(ctx, linear);
+        linear_observe(ctx, l, QUANT_X, GEMM_FPROP, inp, N, l->C);
+        linear_cast(ctx, l, QUANT_X, &cast, 1, inp, N, l->C, 0);
+        matmul_forward_cast(ctx->matmul, out, &x, &linear->w_fprop, ctx->recipe->fast_forward, ctx->stream);
+        linear_add_bias(out, linear->bias, N, l->OC, ctx->stream);
+    }
+}
+
+// The products with dY, and x for wgrad, cast.
+static inline void linear_backward_cast(const LinearContext *ctx, const DeviceLinear *linear, act_t *dinp,
+                                        const act_t *dout, const act_t *inp, size_t N, int accumulate) {
+    const Linear *l = &linear->layer;
+    const QuantSpec dgrad = linear_spec_now(ctx, l, QUANT_DY, GEMM_DGRAD),
+                    wgrad = linear_spec_now(ctx, l, QUANT_DY, GEMM_WGRAD);
+    const int wgrad_high = wgrad.scaling == SCALING_NONE;
+    const int same = wgrad.scaling == SCALING_TENSOR || wgrad.scaling == SCALING_DELAYED;
+    DeviceOperand dy = linear_slot_operand(ctx, l, QUANT_DY, GEMM_DGRAD, N);
+    DeviceOperand dy_wgrad = linear_slot_operand(ctx, l, QUANT_DY, GEMM_WGRAD, N);
+    DeviceOperand x = linear_slot_operand(ctx, l, QUANT_X, GEMM_WGRAD, N);
+    const QuantCast dy_casts[2] = {{dgrad, &dy}, {wgrad, &dy_wgrad}};
+    const QuantCast x_cast = {linear_spec_now(ctx, l, QUANT_X, GEMM_WGRAD), &x};
+    linear_observe_weight(ctx, linear);
+    linear_observe(ctx, l, QUANT_DY, GEMM_DGRAD, dout, N, l->OC);
+    linear_cast(ctx, l, QUANT_DY, dy_casts, wgrad_high ? 1 : 2, dout, N, l->OC, 0);
+    matmul_backward_input_cast(ctx->matmul, dinp, &dy, &linear->w_dgrad, ctx->stream);
+    if (wgrad_high) {
+        matmul_backward_weight(ctx->matmul, linear->dweight, dout, inp, N, l->C, l->OC, accumulate, ctx->stream);
+        return;
+    }
+    if (!same) linear_observe(ctx, l, QUANT_DY, GEMM_WGRAD, dout, N, l->OC);
+    linear_observe(ctx, l, QUANT_X, GEMM_WGRAD, inp, N, l->C);
+    linear_cast(ctx, l, QUANT_X, &x_cast, 1, inp, N, l->C, !linear_forward_high(ctx, l));
+    matmul_backward_weight_cast(ctx->matmul, linear->dweight, &dy_wgrad, &x, accumulate, ctx->stream);
+}
+
+// linear_backward: dinp (N, C) grad =, and the layer's dweight f32 = or, with accumulate, +=
+//   dout (N, OC) grad      inp (N, C) act, what the forward pass read      dinp is neither
+static inline void linear_backward(const LinearContext *ctx, const DeviceLinear *linear, grad_t *dinp,
+                                   const grad_t *dout, const act_t *inp, size_t N, int accumulate) {
+    const Linear *l = &linear->layer;
+    if (!l->high) {
+        if constexpr (BUILD_SCALING != SCALING_NONE) linear_backward_cast(ctx, linear, dinp, dout, inp, N, accumulate);
+        return;
+    }
+    matmul_backward_input(ctx->matmul, dinp, dout, linear->weight, N, l->C, l->OC, 0, ctx->stream);
+    matmul_backward_weight(ctx->matmul, linear->dweight, dout, inp, N, l->C, l->OC, accumulate, ctx->stream);
+}
+
+#endif

@@ -28,6 +28,7 @@
 #pragma nv_diagnostic push
 #pragma nv_diag_suppress 177
 #endif
+#undef MODEL_ON_GPU
 namespace cpu {
 #include "../../train_gpt.c"
 }

@@ -306,8 +306,8 @@ cuda-check:
 	@NVCC="$(NVCC)" CXX="$(CXX)" CUDA_ARCHS="$(or $(CUDA_ARCH),$(CUDA_ARCHS))" PCRE2_FLAGS="$(PCRE2_FLAGS)" \
 	    PCRE2_LIBS="$(PCRE2_LIBS)" sh scripts/cuda_check.sh
 
-test-exhaustive: $(addprefix $(B)/,$(EXHAUSTIVE))
-	@TEST_TIMEOUT=36000 sh dev/test/run.sh $^
+test-exhaustive: $(addprefix $(B)/,$(EXHAUSTIVE)) | $(B)/flags
+	@BUILD=$(B) TEST_TIMEOUT=36000 sh dev/test/run.sh $^ $(wildcard dev/test/exhaustive_*.sh)
 
 bench: $(PROGRAMS) $(addprefix $(B)/,$(BENCHES))
 	@set -e; for bench in $(BENCHES); do echo "== $$bench"; BUILD=$(B) $(B)/$$bench; done
@@ -335,7 +335,8 @@ Targets
   test-emu       the tests of dev/emu, the CUDA runtime for the CPU, and of the GPU trainer on it (part of `test`)
   cuda-check     compile every .cu file with nvcc for each architecture; registers, shared memory and spills of each
                  kernel; fails on warnings and on spills in hot kernels
-  test-exhaustive  what takes minutes: every fast number conversion on all 2^32 floats
+  test-exhaustive  what takes minutes: every fast number conversion on all 2^32 floats; each precision's loss after 200
+                 steps against fp32's, over seeds
   test_gpt       build ./test_gpt, the trainer against reference numbers
   data           the embedded dataset, data/self_train_000000.bin and data/self_val_000000.bin
   bench          whole steps and kernels as shares of this machine's peak; other trainers beside them:

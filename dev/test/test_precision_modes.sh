@@ -6,35 +6,18 @@
 # the runs are tiny. MODES="bf16 fp16" tests only those. Under sanitizers only one mode of a kind is built.
 
 cd "$(dirname "$0")/../.." || exit 1
-: "${BUILD:?the folder with the built programs}"
 dir=$(mktemp -d "${TMPDIR:-/tmp}/train_gpt_modes.XXXXXX") || exit 1
 trap 'rm -rf "$dir"' EXIT
 trap 'exit 130' INT TERM
-# Spinning threads take the cores of others; and a program that found no setting would start itself again without "train".
-export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}"
+. dev/test/modes_lib.sh
 passed=0 failed=0 skipped=0
 ok() { passed=$((passed + 1)); echo "ok    $1"; }
 fail() { failed=$((failed + 1)); echo "FAIL  $*"; }
 
-cc=$(cut -d ' ' -f 1 "$BUILD/flags")
 all="tf32 bf16 fp16 fp8-delayed fp8-current fp8-row fp8-block mxfp8 nvfp4
                 bf16:kahan bf16:stochastic:bf16sr bf16:nearest:bf16"
 case $BUILD in *-sanitize) all="bf16:kahan fp16 fp8-delayed nvfp4" ;; esac
 modes=${MODES:-fp32 $all}
-cflags="-O1 $(grep -o -m 1 -e '-m[a-z]*=native' "$BUILD/flags" | head -n 1)"
-[ "$sanitize" = 1 ] && cflags="-O1 -g"
-
-# Where a mode's program goes; MODE is precision[:master[:moments]].
-program_of() { echo "$dir/$(echo "$1" | tr : -)"; }
-
-# build MODE: with the flags of $BUILD but less optimisation: 13 programs in a minute. What they compute is the same.
-flags=$(sed 's/^.* -std=/-std=/; s/-DPRECISION_[a-z0-9_]*//; s/-DMASTER_[a-z0-9]*//; s/-DMOMENTS_[a-z0-9]*//; s/ -O3/ -O1/; s/-Werror//' "$BUILD/flags")
-build() {
-    precision=$(echo "$1" | cut -d : -f 1 | tr - _)
-    master=$(echo "$1" | awk -F : '{ print $2 != "" ? $2 : "fp32" }')
-    moments=$(echo "$1" | awk -F : '{ print $3 != "" ? $3 : "fp32" }')
-    "$cc" dev/test/precision_modes.c -DPRECISION_$precision -DMASTER_$master -DMOMENTS_$moments $flags -o "$(program_of "$1")"
-}
 
 # mean_loss FOLDER: the mean loss of the last ten of a run's steps.
 mean_loss() { sed -n 's/.*"loss":\([0-9.]*\),.*/\1/p' "$1/run.jsonl" | tail -n 10 | awk '{ s += $1 } END { printf "%.6f", s / NR }'; }
@@ -119,16 +102,7 @@ same_data() {
 }
 
 "$BUILD/train_gpt" --version >/dev/null || { echo "no $BUILD/train_gpt"; exit 1; }
-# Two compilers at once: each program is a single file.
-building=
-for mode in $modes; do
-    (build "$mode") >"$dir/built.$mode" 2>&1 && touch "$dir/built.$mode.ok" &
-    case $building in
-        '') building=$! ;;
-        *) wait $building; building=$! ;;
-    esac
-done
-wait
+build_all $modes
 reference=
 for mode in $modes; do
     if ! [ -e "$dir/built.$mode.ok" ]; then fail "$mode: does not build"; cat "$dir/built.$mode"; continue; fi

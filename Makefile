@@ -44,7 +44,7 @@ FORCE:
 
 # Goals that compile nothing need no probes and no report.
 GOALS    := $(or $(MAKECMDGOALS),all)
-COMPILES := $(filter-out help clean format check-headers,$(GOALS))
+COMPILES := $(filter-out gpu-precisions help clean format check-headers,$(GOALS))
 
 # ---------------------------------------------------------------------------------------------------------------
 # Which configuration
@@ -235,11 +235,11 @@ $(GPU_PROGRAMS): $(B)/%: %.cu $(B)/flags
 endif
 -include $(wildcard $(B)/*.d $(B)/emu/*.d)
 
-.PHONY: all train_gpt tokenize test_gpt data run test test-emu cuda-check test-exhaustive bench demos check-headers format clean help
+.PHONY: all gpu-precisions train_gpt tokenize test_gpt profile_gpt data run test test-emu cuda-check test-exhaustive bench demos check-headers format clean help
 all: $(PROGRAMS)
 
 # The links point at the configuration asked for last.
-train_gpt test_gpt: %: $(B)/%
+train_gpt test_gpt profile_gpt: %: $(B)/%
 	@ln -sfn $< $@
 tokenize: $(B)/tokenize
 	@ln -sfn ../$< data/tokenize
@@ -285,12 +285,24 @@ EMU_MODELS  := $(if $(and $(HAVE_CXX),$(wildcard test_gpt.cu)),$(patsubst %,buil
 RUN_MODELS  := $(if $(filter cpu,$(DEVICE)),$(if $(TESTS),$(filter $(addprefix %/test_,$(TESTS)),$(EMU_MODELS)),$(EMU_MODELS)))
 SCHEDULED   := $(if $(and $(HAVE_CXX),$(filter %test_emu_schedules.sh,$(RUN_SHELL)),$(filter 0,$(SANITIZE))), \
                  $(patsubst %,build/emulated/test_gpt_%,bf16 fp32 bf16-sanitize))
-build/emulated/test_gpt_%: FORCE
+define EMULATED_PROGRAM
+build/emulated/$(1)_%: FORCE
 	@mkdir -p build/emulated
-	@$(MAKE) --no-print-directory DEVICE=emu PRECISION=$(subst -sanitize,,$*) SANITIZE=$(if $(findstring sanitize,$*),1,0) \
-	    MASTER=fp32 MOMENTS=fp32 CFLAGS="$(if $(findstring sanitize,$*),-O1 -g,-O1 $(NATIVE))" TESTS= \
-	    build/emu-$*/test_gpt
-	@ln -sfn ../emu-$*/test_gpt $@
+	@$$(MAKE) --no-print-directory DEVICE=emu PRECISION=$$(subst -sanitize,,$$*) SANITIZE=$$(if $$(findstring sanitize,$$*),1,0) \
+	    MASTER=fp32 MOMENTS=fp32 CFLAGS="$$(if $$(findstring sanitize,$$*),-O1 -g,-O1 $$(NATIVE))" TESTS= \
+	    build/emu-$$*/$(1)
+	@ln -sfn ../emu-$$*/$(1) $$@
+endef
+$(foreach program,test_gpt train_gpt profile_gpt,$(eval $(call EMULATED_PROGRAM,$(program))))
+
+# The rehearsal of scripts/validate_gpu.sh builds what it runs; here, so that it is built side by side.
+ifneq ($(and $(HAVE_CXX),$(filter %test_validate.sh,$(RUN_SHELL)),$(filter 0,$(SANITIZE))),)
+SCHEDULED += $(foreach precision,$(GPU_PRECISIONS),build/emulated/test_gpt_$(precision) build/emulated/profile_gpt_$(precision)) \
+             build/emulated/train_gpt_bf16
+endif
+
+gpu-precisions:
+	@echo $(GPU_PRECISIONS)
 
 test: $(if $(strip $(RUN_SHELL)),$(PROGRAMS)) $(RUN_UNIT) $(RUN_EMU) $(RUN_MODELS) $(SCHEDULED)
 	@$(NO_EMU)
@@ -325,7 +337,7 @@ format:
 	clang-format -i $(wildcard *.c *.cu llmc/*.h llmc/*.cuh data/*.c dev/*/*.c dev/*/*.h)
 
 clean:
-	rm -rf build train_gpt test_gpt data/tokenize data/self_train_*.bin data/self_val_*.bin
+	rm -rf build train_gpt test_gpt profile_gpt data/tokenize data/self_train_*.bin data/self_val_*.bin
 
 define HELP
 Targets
@@ -338,6 +350,7 @@ Targets
   test-exhaustive  what takes minutes: every fast number conversion on all 2^32 floats; each precision's loss after 200
                  steps against fp32's, over seeds
   test_gpt       build ./test_gpt, the trainer against reference numbers
+  profile_gpt    DEVICE=cuda, emu: build ./profile_gpt, the time of a step operation by operation
   data           the embedded dataset, data/self_train_000000.bin and data/self_val_000000.bin
   bench          whole steps and kernels as shares of this machine's peak; other trainers beside them:
                  LLMC=/path/to/llm.c PYTHON=/path/to/python-with-torch

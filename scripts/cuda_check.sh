@@ -78,6 +78,7 @@ for precision in $CHECK_PRECISIONS; do
     # The test's kernels are the trainer's and other types of them: that it builds is what counts.
     check test_gpt.cu "$precision" "${archs%% *}" all
 done
+check profile_gpt.cu "${CHECK_PRECISIONS%% *}" "${CUDA_ARCHS%% *}" all
 for source in dev/emu/test_*.cu dev/test/test_*.cu; do check "$source" fp32 "${CUDA_ARCHS%% *}" all; done
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

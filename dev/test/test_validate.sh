@@ -1,0 +1,39 @@
+#!/bin/sh
+# scripts/validate_gpu.sh rehearsed on the emulator, in every precision of the GPU trainer: every step of the day there
+# is a GPU has run before it. Then what must not be taken for success: a step that fails, hangs, or finds no time left.
+
+cd "$(dirname "$0")/../.." || exit 1
+dir=$(mktemp -d "${TMPDIR:-/tmp}/train_gpt_validate.XXXXXX") || exit 1
+trap 'rm -rf "$dir"' EXIT
+. dev/test/check_lib.sh
+
+case $BUILD in *-sanitize*) skip "the rehearsal: run by the build without sanitizers"; summary ;; esac
+ls build/emulated/profile_gpt_* >/dev/null 2>&1 || { skip "the rehearsal: no emulated programs (no C++ compiler)"; summary; }
+
+# What stands in for llm.c: its make target and the last words of its step line.
+mkdir "$dir/llm.c" "$dir/hangs"
+printf 'train_gpt2cu:\n\t@true\n' | tee "$dir/llm.c/Makefile" >"$dir/hangs/Makefile"
+printf '#!/bin/sh\necho "step   12/12 | loss 5.1 | 140.11 ms | 38.0%% bf16 MFU | 467775 tok/s"\n' >"$dir/llm.c/train_gpt2cu"
+printf '#!/bin/sh\nsleep 100\n' >"$dir/hangs/train_gpt2cu"
+chmod +x "$dir/llm.c/train_gpt2cu" "$dir/hangs/train_gpt2cu"
+
+report=$dir/out/gpu_report.md
+check "the rehearsal passes" scripts/validate_gpu.sh --rehearse --out "$dir/out" --llmc "$dir/llm.c"
+for mode in $(make -s --no-print-directory gpu-precisions); do
+    check "$mode: tested, and a step profiled" grep -q "^| test_$mode | ok" "$report"
+    check "$mode: a row of the table" grep -Eq "^\| $mode \| [0-9,]+ \| [0-9]+ \| [02] \| [0-9.]+ \| [0-9]+ \|" "$report"
+done
+check "each operation has its time and bandwidth" grep -Eq '^ *adamw +1 +[0-9.]+ +[0-9.]+% +[0-9.]+ ' "$report"
+check "llm.c's speed stands beside" grep -q '^| llm.c bf16 | d12 | 4 | | | 467775 |' "$report"
+
+fails() { scripts/validate_gpu.sh --rehearse "$@" >"$dir/fails.out" 2>&1; [ $? -eq 1 ]; }
+check "a precision that does not build fails" fails --out "$dir/out" --modes "bf16 fp7"
+check "and it is named, with the rest untouched" \
+    sh -c 'grep -q "^| build_others | FAILED" "$1" && grep -q "^| test_fp7 | FAILED" "$1" && grep -q "^| two_runs | ok" "$1"' - "$report"
+check "what has passed is not run again" sh -c '! grep -q "^ok    " "$1"' - "$dir/fails.out"
+rm -f "$dir"/out/steps/llmc*
+check "a step that hangs is stopped" fails --out "$dir/out" --modes bf16 --llmc "$dir/hangs" --budget 4
+check "and it is named" grep -q '^| llmc_d12 | FAILED: time limit' "$report"
+check "no time left is no success" fails --out "$dir/late" --modes bf16 --budget 1
+check "and it is named, step by step" grep -q '^| two_runs | not run: budget' "$dir/late/gpu_report.md"
+summary

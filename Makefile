@@ -295,18 +295,21 @@ build/emulated/$(1)_%: FORCE
 endef
 $(foreach program,test_gpt train_gpt profile_gpt,$(eval $(call EMULATED_PROGRAM,$(program))))
 
-# The rehearsal of scripts/validate_gpu.sh builds what it runs; here, so that it is built side by side.
+# The rehearsal of scripts/validate_gpu.sh builds what it runs; here, so that it is built side by side. One precision
+# of each kind: all of them (VALIDATE_MODES=all) take minutes.
+VALIDATE_MODES ?= bf16 fp8-delayed nvfp4
+REHEARSED := $(if $(filter all,$(VALIDATE_MODES)),$(PRECISIONS),$(VALIDATE_MODES))
 ifneq ($(and $(HAVE_CXX),$(filter %test_validate.sh,$(RUN_SHELL)),$(filter 0,$(SANITIZE))),)
-SCHEDULED += $(foreach precision,$(GPU_PRECISIONS),build/emulated/test_gpt_$(precision) build/emulated/profile_gpt_$(precision)) \
+SCHEDULED += $(foreach precision,$(REHEARSED),build/emulated/test_gpt_$(precision) build/emulated/profile_gpt_$(precision)) \
              build/emulated/train_gpt_bf16
 endif
 
 gpu-precisions:
-	@echo $(GPU_PRECISIONS)
+	@echo $(PRECISIONS)
 
 test: $(if $(strip $(RUN_SHELL)),$(PROGRAMS)) $(RUN_UNIT) $(RUN_EMU) $(RUN_MODELS) $(SCHEDULED)
 	@$(NO_EMU)
-	@BUILD=$(B) sh dev/test/run.sh $(RUN_UNIT) $(RUN_EMU) $(RUN_MODELS) $(RUN_SHELL)
+	@BUILD=$(B) REHEARSED="$(REHEARSED)" sh dev/test/run.sh $(RUN_UNIT) $(RUN_EMU) $(RUN_MODELS) $(RUN_SHELL)
 
 # The emulator's own tests, then the GPU trainer's on it.
 test-emu: $(if $(HAVE_CXX),$(addprefix $(B)/,$(EMU_TESTS)) $(EMU_MODELS) $(SCHEDULED))

@@ -586,12 +586,16 @@ static inline void quant_find_amax(QuantTask *task, const QuantCast *casts, int 
             else side->amax = row_amax = scratch;
         }
     }
+    const double bytes = (double)task->rows * (double)task->cols * sizeof(__nv_bfloat16);
     if (S == SCALING_ROW) {
-        CUDA_CHECK(cudaMemsetAsync(scratch, 0, (task->rows + task->cols) * sizeof *scratch, stream));
+        device_clear(scratch, (task->rows + task->cols) * sizeof *scratch, stream);
+        DeviceOp op("quantize: amax of rows, columns", bytes, 0, stream);
         launch(quant_line_amax_kernel, grid_1d(tiles), QUANT_THREADS, 0, stream, *task, row_amax, col_amax);
     } else if (S == SCALING_NV && transformed) {
+        DeviceOp op("quantize: amax, transformed", bytes, 0, stream);
         launch(quant_hadamard_amax_kernel, grid_1d(tiles), QUANT_THREADS, 0, stream, *task);
     } else if ((S == SCALING_NV || S == SCALING_TENSOR) && plain && !amax_known) {
+        DeviceOp op("quantize: amax", bytes, 0, stream);
         launch(quant_amax_kernel, grid_1d(tiles), QUANT_THREADS, 0, stream, *task);
     }
 }
@@ -614,6 +618,10 @@ static inline void quantize_device(const QuantCast *casts, int count, const Quan
     for (int i = 0; i < count; i++) task.sides[i] = quant_side(&casts[i]);
     quant_find_amax<S>(&task, casts, amax_known, scratch, stream);
     const dim3 grid = grid_1d(ceil_div(rows, QUANT_TILE) * ceil_div(cols, QUANT_TILE));
+    double bytes = (double)rows * (double)cols * sizeof *in;
+    for (int i = 0; i < count; i++)
+        bytes += (double)(quant_code_bytes(casts[i].operand) + quant_scale_bytes(casts[i].operand));
+    DeviceOp op(count == 2 ? "quantize: cast, both ways" : "quantize: cast", bytes, 0, stream);
 #define QUANT_LAUNCH(format)                                                                          \
     if (emulated) launch((quant_cast_kernel<S, format, true>), grid, QUANT_THREADS, 0, stream, task); \
     else launch((quant_cast_kernel<S, format, false>), grid, QUANT_THREADS, 0, stream, task)

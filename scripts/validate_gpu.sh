@@ -36,7 +36,7 @@ out=$(cd "$out" && pwd)
 rm -f "$out"/steps/*.late
 
 if [ "$rehearse" = 1 ]; then
-    test_part=quick small=2,4,64,67 large=2,2,32,67 B=4 T=64 large_B=4 timed=1 ceiling=64 loops='-n 2'
+    test_part=quick small=2,4,64,67 large=2,2,32,67 B=4 T=64 large_B=4 timed=1 ceiling=64
     run_options="--layers 2 --heads 2 --channels 32 --batch 2 --seq 32 --steps 3"
     program() { echo "build/emulated/$1_$2"; }
     sanitizer() { "$@"; }  # the emulator's poison and checks; AddressSanitizer has its own tests

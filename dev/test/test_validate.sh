@@ -1,6 +1,9 @@
 #!/bin/sh
-# scripts/validate_gpu.sh rehearsed on the emulator, in every precision of the GPU trainer: every step of the day there
-# is a GPU has run before it. Then what must not be taken for success: a step that fails, hangs, or finds no time left.
+# scripts/validate_gpu.sh rehearsed on the emulator: every step of the day there is a GPU has run before it. Then what
+# must not be taken for success: a step that fails, hangs, or finds no time left.
+#
+#   make test TESTS=validate                        in one precision of each kind
+#   make test TESTS=validate VALIDATE_MODES=all     in all of them
 
 cd "$(dirname "$0")/../.." || exit 1
 dir=$(mktemp -d "${TMPDIR:-/tmp}/train_gpt_validate.XXXXXX") || exit 1
@@ -18,13 +21,17 @@ printf '#!/bin/sh\nsleep 100\n' >"$dir/hangs/train_gpt2cu"
 chmod +x "$dir/llm.c/train_gpt2cu" "$dir/hangs/train_gpt2cu"
 
 report=$dir/out/gpu_report.md
-check "the rehearsal passes" scripts/validate_gpu.sh --rehearse --out "$dir/out" --llmc "$dir/llm.c"
-for mode in $(make -s --no-print-directory gpu-precisions); do
+check "the rehearsal passes" scripts/validate_gpu.sh --rehearse --out "$dir/out" --llmc "$dir/llm.c" \
+    --modes "${REHEARSED:=bf16}"
+for mode in $REHEARSED; do
     check "$mode: tested, and a step profiled" grep -q "^| test_$mode | ok" "$report"
     check "$mode: a row of the table" grep -Eq "^\| $mode \| [0-9,]+ \| [0-9]+ \| [02] \| [0-9.]+ \| [0-9]+ \|" "$report"
 done
 check "each operation has its time and bandwidth" grep -Eq '^ *adamw +1 +[0-9.]+ +[0-9.]+% +[0-9.]+ ' "$report"
 check "llm.c's speed stands beside" grep -q '^| llm.c bf16 | d12 | 4 | | | 467775 |' "$report"
+
+check "without --modes it is every precision" \
+    sh -c 'make -s --no-print-directory gpu-precisions | grep -q "^fp32 tf32 bf16 fp16 fp8-delayed .*nvfp4$"'
 
 fails() { scripts/validate_gpu.sh --rehearse "$@" >"$dir/fails.out" 2>&1; [ $? -eq 1 ]; }
 check "a precision that does not build fails" fails --out "$dir/out" --modes "bf16 fp7"

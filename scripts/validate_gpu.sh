@@ -61,8 +61,8 @@ step() {
     fi
     [ "$limit" -lt "$left" ] || limit=$left
     # A function's children are stopped with it: timeout wants a program, so the shell runs itself.
-    export -f program sanitizer build_all two_runs machine facts llmc_run
-    export rehearse out modes main llmc B T jobs run_options MAKE
+    export -f program sanitizer build run_test two_runs machine facts llmc_run
+    export rehearse out main llmc B T jobs test_part run_options MAKE
     timeout -k 5 "$limit" bash -c '"$@"' step "$@" >"$base.log" 2>&1 </dev/null
     code=$?
     echo "$code" >"$base.code"
@@ -90,32 +90,21 @@ machine() {
     true
 }
 
-# build_all MODE...: the test and the profile of each precision; of the main one the trainer, too.
-build_all() {
-    local mode program targets
-    if [ "$rehearse" = 1 ]; then
-        targets=
-        for mode in "$@"; do targets="$targets build/emulated/test_gpt_$mode build/emulated/profile_gpt_$mode"; done
-        case " $* " in *" $main "*) targets="$targets build/emulated/train_gpt_$main" ;; esac
-        # shellcheck disable=SC2086
-        $MAKE -j"$jobs" $targets
-        return
-    fi
-    if ! command -v nvcc >/dev/null && [ ! -x /usr/local/cuda/bin/nvcc ]; then
-        for mode in "$@"; do [ -x "$(program test_gpt "$mode")" ] || { echo "no nvcc, and no $(program test_gpt "$mode")"; return 1; }; done
+# The test and the profile of a precision; of the main one the trainer, too.
+build() {
+    local mode=$1 programs="test_gpt profile_gpt" targets='' program
+    [ "$mode" = "$main" ] && programs="$programs train_gpt"
+    if [ "$rehearse" = 0 ] && ! command -v nvcc >/dev/null && [ ! -x /usr/local/cuda/bin/nvcc ]; then
+        for program in $programs; do
+            [ -x "$(program "$program" "$mode")" ] || { echo "no nvcc, and no $(program "$program" "$mode")"; return 1; }
+        done
         echo "no nvcc: using the programs that are here"
         return
     fi
-    local failed=0 pids=()
-    for mode in "$@"; do
-        targets="build/cuda-$mode/test_gpt build/cuda-$mode/profile_gpt"
-        [ "$mode" = "$main" ] && targets="$targets build/cuda-$mode/train_gpt"
-        # shellcheck disable=SC2086
-        $MAKE -j3 DEVICE=cuda PRECISION="$mode" $targets &
-        pids+=($!)
-    done
-    for pid in "${pids[@]}"; do wait "$pid" || failed=1; done
-    return $failed
+    for program in $programs; do targets="$targets $(program "$program" "$mode")"; done
+    if [ "$rehearse" = 1 ]; then set --; else set -- DEVICE=cuda "PRECISION=$mode"; fi
+    # shellcheck disable=SC2086
+    $MAKE -j3 "$@" $targets
 }
 
 # The same run twice: weights, moments and log of the last step must be the same bytes.
@@ -150,23 +139,29 @@ llmc_run() {
 # ----------------------------------------------------------------------------------------------------------------
 
 step machine 20 machine
-step build_$main 200 build_all "$main"
+# side_by_side COUNT PREFIX COMMAND: "COMMAND MODE" as step PREFIX_MODE for all other precisions, so many at once.
+side_by_side() {
+    local count=$1 prefix=$2 command=$3 mode running=0
+    for mode in $others; do
+        step "${prefix}_$mode" 240 "$command" "$mode" &
+        running=$((running + 1))
+        if [ $((running % count)) -eq 0 ]; then wait; fi
+    done
+    wait
+}
+run_test() { OMP_NUM_THREADS=$(((jobs + 3) / 4)) "$(program test_gpt "$1")" "$test_part"; }  # its CPU half is most of it
+
+step build_$main 200 build "$main"
 others=
 for mode in $modes; do [ "$mode" = "$main" ] || others="$others $mode"; done
 # The other precisions build while the first is tested; nothing is timed meanwhile.
-# shellcheck disable=SC2086
-if [ -n "$others" ]; then step build_others 300 build_all $others & builds=$!; fi
-step test_$main 150 "$(program test_gpt "$main")" $test_part
+side_by_side $(((jobs + 2) / 3)) build build &
+builds=$!
+step test_$main 150 run_test "$main"
 step sanitizer 120 sanitizer "$(program test_gpt "$main")" quick
 step two_runs 60 two_runs
-[ -z "$others" ] || wait "$builds"
-running=0
-for mode in $others; do  # side by side: most of a test is its CPU half
-    OMP_NUM_THREADS=$(((jobs + 3) / 4)) step "test_$mode" 150 "$(program test_gpt "$mode")" $test_part &
-    running=$((running + 1))
-    if [ $((running % 4)) -eq 0 ]; then wait; fi
-done
-wait
+wait "$builds"
+side_by_side 4 test run_test
 for mode in $main $others; do
     step "${mode}_d12" 60 "$(program profile_gpt "$mode")" step $small $B $T $timed $ceiling
 done
@@ -202,8 +197,8 @@ note_of() {
 }
 
 failed=0
-steps="machine build_$main${others:+ build_others} test_$main sanitizer two_runs"
-for mode in $others; do steps="$steps test_$mode"; done
+steps="machine build_$main test_$main sanitizer two_runs"
+for mode in $others; do steps="$steps build_$mode test_$mode"; done
 for mode in $main $others; do steps="$steps ${mode}_d12"; done
 steps="$steps${llmc:+ llmc_d12}"
 for mode in $main $others; do steps="$steps ${mode}_1.5B"; done

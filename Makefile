@@ -18,6 +18,7 @@ MASTER    ?= fp32
 MOMENTS   ?= fp32
 OPENMP    ?= auto
 PCRE2     ?= auto
+NCCL      ?= auto
 SANITIZE  ?= 0
 CUDA_ARCH ?=
 TESTS     ?=
@@ -65,6 +66,7 @@ endif
 endif
 $(call one_of,OPENMP,$(OPENMP),auto 1 0)
 $(call one_of,PCRE2,$(PCRE2),auto 1 0)
+$(call one_of,NCCL,$(NCCL),auto 1 0)
 $(call one_of,SANITIZE,$(SANITIZE),0 1)
 
 NAME := $(DEVICE)-$(PRECISION)$(if $(filter-out fp32,$(MASTER)),-$(MASTER))$(if $(filter-out fp32,$(MOMENTS)),-m$(MOMENTS))$(if $(filter 1,$(SANITIZE)),-sanitize)
@@ -132,6 +134,23 @@ $(error the toolkit of $(NVCC) has no cublasLt.h: install its cuBLAS package, or
 endif
 endif
 
+# NCCL, for several ranks; it may lie in the toolkit's folder or in the system's.
+NCCL_FLAGS :=
+NCCL_LIBS  :=
+ifneq ($(filter cuda,$(DEVICE))$(filter cuda-check,$(GOALS)),)
+NCCL_PATHS := -I$(CUDA_HOME)/include $(patsubst %,-L%,$(wildcard $(CUDA_HOME)/lib64 $(CUDA_HOME)/lib))
+ifneq ($(NCCL),0)
+ifeq ($(shell printf '\043include <nccl.h>\nint main() { int v; return ncclGetVersion(&v); }\n' | $(CXX) -x c++ - $(NCCL_PATHS) -lnccl -o /dev/null 2>/dev/null && echo yes),yes)
+NCCL_FLAGS := -DHAVE_NCCL
+NCCL_LIBS  := $(filter -L%,$(NCCL_PATHS)) -lnccl
+else ifeq ($(NCCL),1)
+$(error NCCL=1, but $(CXX) cannot build with nccl.h and -lnccl, in CUDA_HOME or elsewhere (Debian, Ubuntu, NVIDIA's packages: apt-get install libnccl-dev))
+else
+$(info no NCCL: one rank only (NVIDIA's packages: apt-get install libnccl-dev))
+endif
+endif
+endif
+
 # GCC sees uninitialised values in kernels whose loops are unrolled as one.
 EMU_QUIET := $(if $(shell printf 'int main() { return 0; }\n' | $(CXX) -Werror -Wmaybe-uninitialized -x c++ - -o /dev/null 2>/dev/null && echo yes),-Wno-maybe-uninitialized)
 
@@ -158,7 +177,7 @@ BASE_FLAGS := -std=gnu11 -I. -ffp-contract=off -fno-math-errno -fno-trapping-mat
               $(if $(OPENMP_FLAGS),,-Wno-unknown-pragmas) -DBUILD_NAME=$(NAME) \
               -DPRECISION_$(subst -,_,$(PRECISION)) -DMASTER_$(MASTER) -DMOMENTS_$(MOMENTS)
 ALL_FLAGS  := $(BASE_FLAGS) $(OPENMP_FLAGS) $(PCRE2_FLAGS) $(SANITIZE_FLAGS) $(CFLAGS)
-ALL_LIBS   := $(LDFLAGS) $(PCRE2_LIBS) -lm
+ALL_LIBS   := $(LDFLAGS) $(PCRE2_LIBS) -lm -pthread
 COMPILER   := $(CC) $(if $(COMPILES),$(shell $(CC) -dumpfullversion -dumpversion 2>/dev/null))
 
 ifneq ($(COMPILES),)
@@ -166,7 +185,7 @@ $(info $(NAME): $(COMPILER) $(CFLAGS), OpenMP $(if $(OPENMP_FLAGS),yes,no), PCRE
 endif
 
 # Rewritten only when compiler or flags differ from those of the last build in this folder; every program needs it.
-export BUILD_STAMP := $(COMPILER) $(CXX) $(ALL_FLAGS) $(ALL_LIBS) $(if $(filter cuda,$(DEVICE)),$(NVCC) $(CUDA_ARCH))
+export BUILD_STAMP := $(COMPILER) $(CXX) $(ALL_FLAGS) $(ALL_LIBS) $(if $(filter cuda,$(DEVICE)),$(NVCC) $(CUDA_ARCH) $(NCCL_FLAGS))
 $(B)/flags: FORCE
 	@mkdir -p $(B)
 	@[ "$$(cat $@ 2>/dev/null)" = "$$BUILD_STAMP" ] || printf '%s\n' "$$BUILD_STAMP" > $@
@@ -222,9 +241,9 @@ NVCC_ARCH      := $(or $(CUDA_ARCH),$(if $(HAVE_GPU),,$(CUDA_ARCHS)))
 NVCC_TARGETS   := $(if $(NVCC_ARCH),$(foreach arch,$(NVCC_ARCH),-gencode arch=compute_$(arch),code=sm_$(arch)) \
                     -gencode arch=compute_$(firstword $(NVCC_ARCH))$(COMMA)code=compute_$(firstword $(NVCC_ARCH)),-arch=native)
 NVCC_HOST       = $(subst $(EMPTY) ,$(COMMA),$(strip $(filter-out -std=% -I% -D% -Wextra -Wall -Werror,$(ALL_FLAGS))))
-NVCC_FLAGS      = -std=c++17 -O3 -I. $(filter -D%,$(ALL_FLAGS)) -Werror all-warnings --diag-suppress 1675 -Xcompiler=$(NVCC_HOST) -ccbin $(CXX) \
+NVCC_FLAGS      = -std=c++17 -O3 -I. $(filter -D%,$(ALL_FLAGS)) $(NCCL_FLAGS) -Werror all-warnings --diag-suppress 1675 -Xcompiler=$(NVCC_HOST) -ccbin $(CXX) \
                   $(NVCC_TARGETS)
-BUILD_CUDA      = $(NVCC) $(NVCC_FLAGS) -MMD -MP -MF $@.d -MT $@ -o $@ $< $(LDFLAGS) -lcublasLt $(PCRE2_LIBS)
+BUILD_CUDA      = $(NVCC) $(NVCC_FLAGS) -MMD -MP -MF $@.d -MT $@ -o $@ $< $(LDFLAGS) -lcublasLt $(NCCL_LIBS) $(PCRE2_LIBS)
 GPU_PROGRAMS   := $(addprefix $(B)/,$(basename $(wildcard *_gpt.cu)))
 ifeq ($(DEVICE),emu)
 $(GPU_PROGRAMS): $(B)/%: %.cu $(EMU_OBJECTS) $(B)/flags
@@ -319,7 +338,7 @@ test-emu: $(if $(HAVE_CXX),$(addprefix $(B)/,$(EMU_TESTS)) $(EMU_MODELS) $(SCHED
 # Every .cu file with nvcc for each architecture, and what its kernels take.
 cuda-check:
 	@NVCC="$(NVCC)" CXX="$(CXX)" CUDA_ARCHS="$(or $(CUDA_ARCH),$(CUDA_ARCHS))" PCRE2_FLAGS="$(PCRE2_FLAGS)" \
-	    PCRE2_LIBS="$(PCRE2_LIBS)" sh scripts/cuda_check.sh
+	    PCRE2_LIBS="$(PCRE2_LIBS)" NCCL_FLAGS="$(NCCL_FLAGS)" NCCL_LIBS="$(NCCL_LIBS)" sh scripts/cuda_check.sh
 
 test-exhaustive: $(addprefix $(B)/,$(EXHAUSTIVE)) | $(B)/flags
 	@BUILD=$(B) TEST_TIMEOUT=36000 sh dev/test/run.sh $^ $(wildcard dev/test/exhaustive_*.sh)
@@ -370,7 +389,7 @@ Variables (now)
   CUDA_HOME=$(CUDA_HOME) NVCC=$(NVCC)   for DEVICE=cuda; CUDA_ARCH="90a": targets (default: the GPU that is
                     here, else $(CUDA_ARCHS), with PTX)
   CFLAGS=...        replaces -O3 -march=native; what the numbers rely on is added to it
-  OPENMP=$(OPENMP) PCRE2=$(PCRE2)   auto: use if found; 1: stop if missing; 0: do without
+  OPENMP=$(OPENMP) PCRE2=$(PCRE2) NCCL=$(NCCL)   auto: use if found; 1: stop if missing; 0: do without
   SANITIZE=$(SANITIZE)        1: address and undefined-behaviour sanitizers, in a build folder of their own
   TESTS="a b"       run only dev/test/test_a.* and test_b.*
   RUN_OUT=FOLDER    output of make run (default: the first log/run_N that is free);  RUN_OPTIONS="..." its options

@@ -18,6 +18,7 @@
 #include "llmc/embedding.h"
 #include "llmc/gelu.h"
 #include "llmc/global_norm.h"
+#include "llmc/launcher.h"
 #include "llmc/layernorm.h"
 #include "llmc/linear.h"
 #include "llmc/matmul.h"
@@ -196,12 +197,20 @@ static void model_set_recipe(Model *model, const LinearRecipe *recipe) {
     model_lay_out(model);
 }
 
-// After model_plan(), before model_create(). This trainer has one rank.
+// Several ranks are the GPU trainer's: this one uses all cores of its machine by threads.
+static void ranks_join(const Launch *launch, double timeout, uint64_t fingerprint) {
+    (void)timeout, (void)fingerprint;
+    die_usage("%s started %zu ranks, the CPU trainer has one\ntry: one process, which uses all cores; or make DEVICE=cuda",
+              launch->launcher, launch->ranks);
+}
+static void ranks_leave(void) {}
+static void ranks_gather(void *all, const void *mine, size_t bytes) { memcpy(all, mine, bytes); }
+static void model_reduce_next(Model *model) { (void)model; }
+static double model_exposed_ms(const Model *model) { return (void)model, 0.0; }
+static void model_check_replicas(Model *model) { (void)model; }
 static void model_set_parallel(Model *model, const Parallel *parallel) {
     (void)model;
-    if (parallel->ranks > 1)
-        die_usage("the CPU trainer has one rank, not %zu\ntry: one process, which uses all cores; or make DEVICE=cuda",
-                  parallel->ranks);
+    if (parallel->ranks > 1) die_usage("a plan for %zu ranks is the GPU trainer's\ntry: make DEVICE=emu", parallel->ranks);
 }
 
 // The memory arenas come from, in bytes, and what to call it. SIZE_MAX: unknown. A plan (dry_run) asks the same.

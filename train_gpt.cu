@@ -28,6 +28,7 @@
 #include "llmc/matmul.cuh"
 #include "llmc/numerics_report.h"
 #include "llmc/rand.h"
+#include "llmc/shards.cuh"
 
 static_assert(BUILD_ACT == BUILD_GRAD && BUILD_ACT == BUILD_WEIGHT, "a product's operands share one type");
 
@@ -60,6 +61,7 @@ typedef struct {
     act_t *kcache, *vcache;  // (L, decode_T, C)
     act_t *token;            // activations of one token: 16 C, then its logits
     float *token_stats;
+    void *block;  // of a checkpoint's tensor, put together from all ranks' shards
 } Workspace;
 
 // Pinned memory that copies from and to the device go through, and the events that say when it may be touched again.
@@ -91,6 +93,7 @@ typedef struct Model {
     Workspace work;
     HostSide host;
     cudaStream_t stream;
+    Shards shards;  // of several ranks: what they share out; with --zero 1 masters and moments are shards alone
     Arena weights_arena, masters_arena, casts_arena, grads_arena, moments_arena, acts_arena, work_arena;
 
     EmbeddingPlan plan;  // of the forward pass the next backward pass belongs to
@@ -258,17 +261,20 @@ static void model_lay_out_linears(Model *model) {
 static void model_lay_out(Model *model) {
     const GPTConfig *config = &model->config;
     size_t C = config->C, P = model->parameter_elems = parameter_table(config, model->table);
+    Shards *shards = &model->shards;
+    size_t S = shards_optimizer(shards) ? shards->plan.shard_total : P;  // elements that this rank updates
     weight_t *weights;
     float *grads;
     take(&weights, &model->weights_arena, P);
     if (weights) parameters_point_device(&model->weights, weights, model->table);
     model->masters = weights;
-    if (MASTERS_APART) model->masters = arena_take(&model->masters_arena, P, MASTER_BYTES);
-    if (BUILD_MASTER_RULE == MASTER_RULE_KAHAN) take(&model->kahan, &model->masters_arena, P);
+    if (MASTERS_APART) model->masters = arena_take(&model->masters_arena, S, MASTER_BYTES);
+    if (BUILD_MASTER_RULE == MASTER_RULE_KAHAN) take(&model->kahan, &model->masters_arena, S);
     take(&grads, &model->grads_arena, P);
     if (grads) parameters_point_device(&model->grads, grads, model->table);
-    model->m = arena_take(&model->moments_arena, P, MOMENT_BYTES);
-    model->v = arena_take(&model->moments_arena, P, MOMENT_BYTES);
+    take(&shards->gradients, &model->grads_arena, shards->plan.shard_total);
+    model->m = arena_take(&model->moments_arena, S, MOMENT_BYTES);
+    model->v = arena_take(&model->moments_arena, S, MOMENT_BYTES);
     activations_take_device(&model->acts, &model->acts_arena, config, &model->shape);
 
     Arena *work = &model->work_arena;
@@ -282,6 +288,8 @@ static void model_lay_out(Model *model) {
     take(&model->work.token, work, DECODE_SLOTS * C + config->Vp);
     take(&model->work.token_stats, work, 2);
     model_lay_out_linears(model);
+    shards->staging = arena_take(work, shards->plan.staging_elems, sizeof(float));
+    model->work.block = arena_take(work, shards_optimizer(shards) ? CHECKPOINT_STAGE_BYTES : 0, 1);
 }
 
 // The arenas, those that this precision has no use for left out.
@@ -329,9 +337,12 @@ static void model_set_recipe(Model *model, const LinearRecipe *recipe) {
     model_lay_out(model);
 }
 
-// After model_plan(), before model_create().
-static void model_set_parallel(Model *, const Parallel *parallel) {
-    if (parallel->ranks > 1) die_usage("several ranks are not part of this version");
+// After model_plan(), before model_create(): ranks, and what they share out. Plans again.
+static void model_set_parallel(Model *model, const Parallel *parallel) {
+    Arena *arenas[7];
+    shards_plan(&model->shards, parallel, &model->config);
+    for (size_t i = 0, n = model_arenas(model, arenas); i < n; i++) arenas[i]->used_bytes = 0;
+    model_lay_out(model);
 }
 
 // The most sequences a micro-batch of this model may have in `bytes`; 0: none.
@@ -344,6 +355,7 @@ static size_t largest_batch(const Model *model, size_t bytes) {
         size_t total = 0;
         model_plan(planned, &model->config, &shape, model->decode_T);
         model_set_recipe(planned, &model->recipe);
+        model_set_parallel(planned, &model->shards.parallel);
         for (size_t i = 0, n = model_arenas(planned, arenas); i < n; i++) total += arenas[i]->used_bytes;
         if (total <= bytes) low = shape.B;
         else high = shape.B;
@@ -391,6 +403,7 @@ static void model_create(Model *model) {
     size_t linears = model->config.L * LINEAR_KINDS;
     model->linears = (DeviceLinear *)checked_calloc(linears, sizeof(DeviceLinear), "linear layers");
     model_lay_out(model);
+    shards_create(&model->shards);
     model->work.matmul = matmul_scratch(model->work.matmul_workspace, matmul_scratch_bytes());
     model->work.matmul->autotune = model->recipe.autotune;
     CUDA_CHECK(cudaMallocHost((void **)&host->tokens, token_elems(model) * sizeof(int32_t)));
@@ -406,6 +419,7 @@ static void model_create(Model *model) {
 static void model_destroy(Model *model) {
     Arena *arenas[7];
     CUDA_CHECK(cudaStreamSynchronize(model->stream));
+    shards_destroy(&model->shards);
     matmul_scratch_free(model->work.matmul);
     for (size_t i = 0, n = model_arenas(model, arenas); i < n; i++) CUDA_CHECK(cudaFree(arenas[i]->base));
     CUDA_CHECK(cudaFreeHost(model->host.tokens));
@@ -420,13 +434,67 @@ static void model_destroy(Model *model) {
     CUDA_CHECK(cudaStreamDestroy(model->stream));
 }
 
+// Parameter tensor i as the optimizer sees it; decay on matrices only.
+static AdamWTensor model_adamw_tensor(const Model *model, size_t i, float weight_decay) {
+    const ParameterInfo *info = &model->table[i];
+    size_t offset = info->offset_elems;
+    AdamWTensor tensor = {(char *)model->masters + offset * MASTER_BYTES,
+                          model->kahan ? model->kahan + offset : NULL,
+                          MASTERS_APART ? (weight_t *)model->weights_arena.base + offset : NULL,
+                          (char *)model->m + offset * MOMENT_BYTES,
+                          (char *)model->v + offset * MOMENT_BYTES,
+                          (const float *)model->grads_arena.base + offset,
+                          parameter_elems(info),
+                          0,
+                          info->decay ? weight_decay : 0.0f,
+                          (uint32_t)i};
+    return tensor;
+}
+
+// The runs of tensors in this rank's shard of bucket `index`, likewise; returns how many.
+static int model_adamw_shard(const Model *model, size_t index, float weight_decay, AdamWTensor *tensors) {
+    const Shards *shards = &model->shards;
+    const Bucket *bucket = &shards->buckets[index];
+    int count = 0;
+    for (int p = 0; p < bucket->count; p++) {
+        const BucketPiece *piece = &bucket->pieces[p];
+        size_t begin, end;
+        if (!bucket_shard_run(bucket, p, shards->parallel.rank, &begin, &end)) continue;
+        size_t arena = piece->arena + begin - piece->at;  // where masters are the working weights, they are all here
+        size_t shard = bucket->shard_at + begin - shards->parallel.rank * bucket->shard_elems;
+        AdamWTensor tensor = {(char *)model->masters + (MASTERS_APART ? shard : arena) * MASTER_BYTES,
+                              model->kahan ? model->kahan + shard : NULL,
+                              MASTERS_APART ? (weight_t *)model->weights_arena.base + arena : NULL,
+                              (char *)model->m + shard * MOMENT_BYTES,
+                              (char *)model->v + shard * MOMENT_BYTES,
+                              shards->gradients + shard,
+                              end - begin,
+                              piece->first + begin - piece->at,
+                              model->table[piece->tensor].decay ? weight_decay : 0.0f,
+                              (uint32_t)piece->tensor};
+        tensors[count++] = tensor;
+    }
+    return count;
+}
+
 // The authoritative weights, and perhaps delayed scales, were loaded or made: what is derived from them follows.
 static void model_weights_changed(Model *model) {
+    Shards *shards = &model->shards;
     model->linear.weights_version++;
     *model->host.missing_scales = 1;
-    if (MASTERS_APART)
+    if (!MASTERS_APART) return;
+    if (!shards_optimizer(shards)) {
         adamw_refresh((weight_t *)model->weights_arena.base, (const float *)model->masters, model->parameter_elems,
                       model->stream);
+        return;
+    }
+    for (size_t i = 0; i < shards->plan.count; i++) {
+        AdamWTensor tensors[BUCKET_PIECES];
+        for (int k = 0, n = model_adamw_shard(model, i, 0, tensors); k < n; k++)
+            adamw_refresh(tensors[k].working, (const float *)tensors[k].weight, tensors[k].n, model->stream);
+        shards_publish(shards, i, (weight_t *)model->weights_arena.base, model->stream);
+    }
+    shards_wait(shards->published, model->stream);
 }
 
 // `elems` floats to element `first` of the authoritative weights, in their format.
@@ -434,8 +502,12 @@ static void masters_set(Model *model, size_t first, float *values, size_t elems)
     uint16_t *codes = (uint16_t *)values;  // narrower: conversion in place never overtakes itself
     if (BUILD_MASTER_RULE != MASTER_RULE_FP32)
         for (size_t i = 0; i < elems; i++) codes[i] = encode_bf16(values[i]);
-    CUDA_CHECK(cudaMemcpyAsync((char *)model->masters + first * MASTER_BYTES, values, elems * MASTER_BYTES,
-                               cudaMemcpyHostToDevice, model->stream));
+    if (MASTERS_APART && shards_optimizer(&model->shards))
+        shards_copy(&model->shards, model->masters, MASTER_BYTES, first, elems, values, 0, cudaMemcpyHostToDevice,
+                    model->stream);
+    else
+        CUDA_CHECK(cudaMemcpyAsync((char *)model->masters + first * MASTER_BYTES, values, elems * MASTER_BYTES,
+                                   cudaMemcpyHostToDevice, model->stream));
     CUDA_CHECK(cudaStreamSynchronize(model->stream));  // `values` is free again
 }
 
@@ -690,12 +762,18 @@ static void model_backward(Model *model) {
     for (size_t l = L; l-- > 0;) {
         mlp_backward(model, l);
         attention_block_backward(model, l, l == 0 ? acts->encoded : at_layer(acts->residual3, l - 1, S * C));
+        shards_layer_done(&model->shards, l, (float *)model->grads_arena.base, stream);
     }
     embedding_backward(model->grads.wte, model->grads.wpe, acts->dresidual, &model->plan,
                        model->work.tokens + 2 * round_up(N, 4), model->B, model->T, C, model->work.floats, stream);
+    shards_backward_done(&model->shards, (float *)model->grads_arena.base, stream);
     model->accumulate = 1;
     linear_end_pass(&model->linear);
 }
+
+// The next backward pass is the step's last: what it finishes goes to the other ranks while it goes on.
+static void model_reduce_next(Model *model) { model->shards.reduce_next = 1; }
+static double model_exposed_ms(const Model *model) { return shards_exposed_ms(&model->shards); }
 
 // ----------------------------------------------------------------------------------------------------------------
 // Update
@@ -710,39 +788,41 @@ static double model_grad_norm(Model *model, int *nonfinite) {
     device_clear(work->norm, sizeof(double), stream);
     device_clear(work->nonfinite, sizeof(int), stream);
     linear_check_finite(&model->linear, work->nonfinite);
-    global_norm_squared(work->norm, (const float *)model->grads_arena.base, model->parameter_elems, work->nonfinite,
+    int several = shards_several(&model->shards);
+    global_norm_squared(work->norm, several ? model->shards.gradients : (const float *)model->grads_arena.base,
+                        several ? model->shards.plan.shard_total : model->parameter_elems, work->nonfinite,
                         work->norm + 1, stream);
     CUDA_CHECK(cudaMemcpyAsync(host->norm, work->norm, sizeof(double), cudaMemcpyDeviceToHost, stream));
     CUDA_CHECK(cudaMemcpyAsync(host->nonfinite, work->nonfinite, sizeof(int), cudaMemcpyDeviceToHost, stream));
     CUDA_CHECK(cudaStreamSynchronize(stream));
+    if (several) *host->norm = shards_sum_norms(*host->norm, host->nonfinite);
     double norm = sqrt(*host->norm);
     *nonfinite = *host->nonfinite || !(norm <= (double)FLT_MAX);
     return norm;
 }
 
-// Parameter tensor i as the optimizer sees it; decay on matrices only.
-static AdamWTensor model_adamw_tensor(const Model *model, size_t i, const AdamWHyper *hyper) {
-    const ParameterInfo *info = &model->table[i];
-    size_t offset = info->offset_elems;
-    AdamWTensor tensor = {(char *)model->masters + offset * MASTER_BYTES,
-                          model->kahan ? model->kahan + offset : NULL,
-                          MASTERS_APART ? (weight_t *)model->weights_arena.base + offset : NULL,
-                          (char *)model->m + offset * MOMENT_BYTES,
-                          (char *)model->v + offset * MOMENT_BYTES,
-                          (const float *)model->grads_arena.base + offset,
-                          parameter_elems(info),
-                          0,
-                          info->decay ? hyper->weight_decay : 0.0f,
-                          (uint32_t)i};
-    return tensor;
+// A bucket goes to the other ranks while the next one is updated.
+static void model_update_shards(Model *model, const AdamWHyper *hyper) {
+    Shards *shards = &model->shards;
+    for (size_t i = shards->plan.count; i-- > 0;) {
+        AdamWTensor tensors[BUCKET_PIECES];
+        int count = model_adamw_shard(model, i, hyper->weight_decay, tensors);
+        adamw_update_tensors(tensors, count, hyper, BUILD_MASTER_RULE, BUILD_MOMENTS_RULE, model->stream);
+        shards_publish(shards, i, (weight_t *)model->weights_arena.base, model->stream);
+    }
+    shards_wait(shards->published, model->stream);
 }
 
 // One AdamW step with the accumulated gradients times hyper->grad_scale.
 static void model_update(Model *model, const AdamWHyper *hyper) {
     DeviceRange range("update");
     AdamWTensor tensors[GPT_PARAMETER_COUNT];
-    for (size_t i = 0; i < GPT_PARAMETER_COUNT; i++) tensors[i] = model_adamw_tensor(model, i, hyper);
-    adamw_update_tensors(tensors, GPT_PARAMETER_COUNT, hyper, BUILD_MASTER_RULE, BUILD_MOMENTS_RULE, model->stream);
+    if (shards_optimizer(&model->shards)) {
+        model_update_shards(model, hyper);
+    } else {
+        for (size_t i = 0; i < GPT_PARAMETER_COUNT; i++) tensors[i] = model_adamw_tensor(model, i, hyper->weight_decay);
+        adamw_update_tensors(tensors, GPT_PARAMETER_COUNT, hyper, BUILD_MASTER_RULE, BUILD_MOMENTS_RULE, model->stream);
+    }
     model->linear.weights_version++;
 }
 
@@ -777,7 +857,7 @@ static void *bytes_from_device(const Model *model, const void *data, size_t byte
 static void model_count_updates(Model *model, const AdamWHyper *hyper) {
     for (size_t i = 0; i < GPT_PARAMETER_COUNT; i++) {
         const ParameterInfo *info = &model->table[i];
-        AdamWTensor device = model_adamw_tensor(model, i, hyper);
+        AdamWTensor device = model_adamw_tensor(model, i, hyper->weight_decay);
         AdamWHyper tensor_hyper = *hyper;
         size_t elems = info->rows * info->cols, n = parameter_elems(info);
         int in_layers = strncmp(info->hf, "h.", 2) == 0;
@@ -813,7 +893,12 @@ static void model_count_updates(Model *model, const AdamWHyper *hyper) {
 static void model_begin_step(Model *model, uint64_t step) { model->linear.step = (uint32_t)step; }
 
 // Ends a step, whether its update was applied or skipped.
-static void model_end_step(Model *model) { linear_end_step(&model->linear); }
+static void model_end_step(Model *model) {
+    // Delayed scales follow the largest values of all ranks; what is older, and the scales, they have in common.
+    if (shards_several(&model->shards) && model->linear.delayed)
+        ranks_max(model->linear.delayed, linear_delayed_elems(&model->recipe, model->config.L), model->stream);
+    linear_end_step(&model->linear);
+}
 
 // ----------------------------------------------------------------------------------------------------------------
 // Access by the shared loop: checkpoints, failures, sampling
@@ -854,13 +939,57 @@ static void checkpoint_copy(const Model *model, const CheckpointTensor *tensor, 
     }
     CUDA_CHECK(cudaStreamSynchronize(model->stream));
 }
-static void checkpoint_read_device(void *model, const CheckpointTensor *tensor, size_t row, size_t rows, size_t col,
-                                   size_t cols, void *host) {
-    checkpoint_copy((const Model *)model, tensor, row, rows, col, cols, host, 1);
+
+// The shards that a tensor of the list is cut into; NULL where this rank has it whole.
+static void *checkpoint_shard(const Model *model, const CheckpointTensor *tensor) {
+    if (!shards_optimizer(&model->shards)) return NULL;
+    if (tensor->name[1] != '.') return MASTERS_APART ? model->masters : NULL;
+    return tensor->name[0] == 'm' ? model->m : tensor->name[0] == 'v' ? model->v : model->kahan;
 }
-static void checkpoint_write_device(void *model, const CheckpointTensor *tensor, size_t row, size_t rows, size_t col,
+
+// checkpoint_copy() of a tensor in shards: this rank's elements of the block, between its shards and `dense`.
+static void checkpoint_copy_shard(const Model *model, const CheckpointTensor *tensor, size_t row, size_t rows,
+                                  size_t col, size_t cols, void *dense, int to_dense) {
+    const ParameterInfo *info = &model->table[tensor->parameter];
+    size_t size = safetensors_dtype_bytes(tensor->dtype), width = cols;
+    size_t first = info->offset_elems + tensor->layer * info->rows * info->cols + row * tensor->cols + col;
+    if (cols == tensor->cols) {
+        width *= rows;
+        rows = 1;
+    }
+    for (size_t r = 0; r < rows; r++)
+        shards_copy(&model->shards, checkpoint_shard(model, tensor), size, first + r * tensor->cols, width,
+                    (char *)dense + r * width * size, to_dense,
+                    to_dense ? cudaMemcpyDeviceToDevice : cudaMemcpyHostToDevice, model->stream);
+}
+
+// Shards become a whole by a sum: each element's bits are one rank's, and zero on all others.
+static void checkpoint_read_device(void *context, const CheckpointTensor *tensor, size_t row, size_t rows, size_t col,
+                                   size_t cols, void *host) {
+    const Model *model = (const Model *)context;
+    Ranks *r = all_ranks();
+    size_t bytes = rows * cols * safetensors_dtype_bytes(tensor->dtype);
+    communicator_moved();
+    if (!checkpoint_shard(model, tensor)) {
+        if (r->rank == 0) checkpoint_copy(model, tensor, row, rows, col, cols, host, 1);
+        return;
+    }
+    CUDA_CHECK(cudaMemsetAsync(model->work.block, 0, bytes, model->stream));
+    checkpoint_copy_shard(model, tensor, row, rows, col, cols, model->work.block, 1);
+    NCCL_CHECK(ncclAllReduce(model->work.block, model->work.block, bytes, ncclUint8, ncclSum, r->nccl, model->stream));
+    CUDA_CHECK(cudaMemcpyAsync(host, model->work.block, bytes, cudaMemcpyDeviceToHost, model->stream));
+    CUDA_CHECK(cudaStreamSynchronize(model->stream));
+}
+static void checkpoint_write_device(void *context, const CheckpointTensor *tensor, size_t row, size_t rows, size_t col,
                                     size_t cols, const void *host) {
-    checkpoint_copy((const Model *)model, tensor, row, rows, col, cols, (void *)host, 0);
+    const Model *model = (const Model *)context;
+    communicator_moved();
+    if (!checkpoint_shard(model, tensor)) {
+        checkpoint_copy(model, tensor, row, rows, col, cols, (void *)host, 0);
+        return;
+    }
+    checkpoint_copy_shard(model, tensor, row, rows, col, cols, (void *)host, 0);
+    CUDA_CHECK(cudaStreamSynchronize(model->stream));
 }
 
 // How checkpoints reach the tensors of the list.
@@ -868,6 +997,32 @@ static void model_checkpoint_access(Model *model, Checkpointer *checkpointer) {
     checkpointer->read = checkpoint_read_device;
     checkpointer->write = checkpoint_write_device;
     checkpointer->ctx = model;
+}
+
+// Ends the run where a rank's weights are not rank 0's; with --zero 0 its moments, too.
+static void model_check_replicas(Model *model) {
+    const struct {
+        const char *name;
+        const void *data;
+        size_t bytes;
+        int everywhere;
+    } kinds[3] = {{"weights", model->weights_arena.base, model->parameter_elems * sizeof(weight_t), 1},
+                  {"masters", model->masters_arena.base, model->masters_arena.used_bytes, 0},
+                  {"moments", model->moments_arena.base, model->moments_arena.used_bytes, 0}};
+    Ranks *r = all_ranks();
+    uint64_t *all = (uint64_t *)checked_calloc(r->ranks, sizeof *all, "ranks");
+    for (size_t i = 0; i < 3 && r->ranks > 1; i++) {
+        if (!kinds[i].data || (!kinds[i].everywhere && shards_optimizer(&model->shards))) continue;
+        void *copy = bytes_from_device(model, kinds[i].data, kinds[i].bytes);
+        Checksum sum;
+        checksum_start(&sum);
+        checksum_add(&sum, copy, kinds[i].bytes);
+        uint64_t mine = checksum_value(&sum);
+        free(copy);
+        ranks_gather(all, &mine, sizeof mine);
+        if (mine != all[0]) die("--check-replicas: the %s of this rank are not those of rank 0", kinds[i].name);
+    }
+    free(all);
 }
 
 // The losses (B, T) of the last forward pass; a backward pass queued after it goes on meanwhile.

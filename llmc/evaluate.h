@@ -8,6 +8,7 @@
 #include <math.h>
 #include <signal.h>
 
+#include "communicator.h"
 #include "dataloader.h"
 #include "rand.h"
 #include "sampler.h"
@@ -20,25 +21,52 @@
 typedef struct {
     int32_t *inputs, *targets;
     float *losses;
+    double *sums;  // evaluate_sums() of them: the losses of whole sequences
 } BatchBuffers;
 
-// Mean loss per token over the first `sequences` sequences of `val`, at most B at a time. Each sequence is summed in
-// double, sequences are added in order: the same bits whatever B. NaN if *stop became set before the end.
-static inline double evaluate(Model *model, DataLoader *val, uint64_t sequences, size_t B, size_t T,
-                              BatchBuffers *buffers, volatile sig_atomic_t *stop) {
-    double total = 0.0;
-    for (uint64_t first = 0; first < sequences; first += B) {
-        size_t count = (size_t)(sequences - first < B ? sequences - first : B);
-        if (*stop) return NAN;
+// Ranks take runs of sequences, and tell each other what they found so many at a time.
+#define EVALUATE_GATHER ((size_t)64)
+static inline size_t evaluate_share(uint64_t sequences, size_t ranks) {
+    return round_up(ceil_div((size_t)sequences, ranks), EVALUATE_GATHER);
+}
+static inline size_t evaluate_sums(uint64_t sequences, size_t ranks) {
+    return (ranks + 1) * evaluate_share(sequences, ranks) + ranks * EVALUATE_GATHER;
+}
+
+// sums[i] = sequence i's loss, summed in double, for sequences [first, end). 0 if *stop became set before the end.
+static inline int evaluate_part(Model *model, DataLoader *val, uint64_t first, uint64_t end, size_t B, size_t T,
+                                BatchBuffers *buffers, double *sums, volatile sig_atomic_t *stop) {
+    for (size_t count, done = 0; first < end; first += count, done += count) {
+        count = (size_t)(end - first < B ? end - first : B);
+        if (stop && *stop) return 0;
+        communicator_moved();
         dataloader_fetch(val, first, count, buffers->inputs, buffers->targets);
         model_forward(model, buffers->inputs, buffers->targets, count, T, 0.0f);
         model_losses(model, buffers->losses);
         for (size_t b = 0; b < count; b++) {
-            double sum = 0.0;
-            for (size_t t = 0; t < T; t++) sum += (double)buffers->losses[b * T + t];
-            total += sum;
+            sums[done + b] = 0.0;
+            for (size_t t = 0; t < T; t++) sums[done + b] += (double)buffers->losses[b * T + t];
         }
     }
+    return 1;
+}
+
+// Mean loss per token over the first `sequences` sequences of `val`, at most B at a time, shared out among ranks. Each
+// sequence is summed in double, sequences are added in order: the same bits whatever B and however many ranks. NaN if
+// *stop became set before the end; several ranks, which must go on alike, do not look at it.
+static inline double evaluate(Model *model, DataLoader *val, const Parallel *parallel, uint64_t sequences, size_t B,
+                              size_t T, BatchBuffers *buffers, volatile sig_atomic_t *stop) {
+    size_t ranks = parallel->ranks, share = evaluate_share(sequences, ranks);
+    double total = 0.0, *mine = buffers->sums, *all = mine + share, *together = all + ranks * share;
+    uint64_t first = parallel->rank * share < sequences ? parallel->rank * share : sequences;
+    uint64_t end = first + share < sequences ? first + share : sequences;
+    if (!evaluate_part(model, val, first, end, B, T, buffers, mine, ranks == 1 ? stop : NULL)) return NAN;
+    for (size_t at = 0; at < share; at += EVALUATE_GATHER) {
+        ranks_gather(together, mine + at, EVALUATE_GATHER * sizeof(double));
+        for (size_t r = 0; r < ranks; r++)
+            memcpy(all + r * share + at, together + r * EVALUATE_GATHER, EVALUATE_GATHER * sizeof(double));
+    }
+    for (uint64_t i = 0; i < sequences; i++) total += all[i];
     return total / ((double)sequences * (double)T);
 }
 

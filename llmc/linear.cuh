@@ -321,6 +321,9 @@ static inline DeviceOperand linear_slot_operand(const LinearContext *ctx, const 
     return x;
 }
 
+// Where products are cast, what they read is bf16. The compiler looks at this in builds where they are not, too.
+static inline const __nv_bfloat16 *cast_source(const act_t *in) { return (const __nv_bfloat16 *)in; }
+
 // Casts `in` for one or two products at once, where it can. amax_known: the role's amax word holds it.
 static inline void linear_cast(const LinearContext *ctx, const Linear *l, QuantRole role, const QuantCast *casts,
                                int count, const act_t *in, size_t rows, size_t cols, int amax_known) {
@@ -332,10 +335,10 @@ static inline void linear_cast(const LinearContext *ctx, const Linear *l, QuantR
             linear_cast(ctx, l, role, &casts[0], 1, in, rows, cols, amax_known);
             linear_cast(ctx, l, role, &casts[1], 1, in, rows, cols, amax_known);
         } else if (BUILD_SCALING == SCALING_ROW && casts[0].spec.scaling == SCALING_TENSOR) {  // row_gwhp's w for dgrad
-            quantize_device<SCALING_TENSOR>(casts, count, &state, in, rows, cols, amax_known, NULL, ctx->stream);
+            quantize_device<SCALING_TENSOR>(casts, count, &state, cast_source(in), rows, cols, amax_known, NULL, ctx->stream);
         } else {
             amax_known = amax_known || (BUILD_SCALING == SCALING_DELAYED && *ctx->host_missing == 0);
-            quantize_device<scaling>(casts, count, &state, in, rows, cols, amax_known, ctx->amax_scratch, ctx->stream);
+            quantize_device<scaling>(casts, count, &state, cast_source(in), rows, cols, amax_known, ctx->amax_scratch, ctx->stream);
         }
     }
 }
@@ -514,7 +517,7 @@ static inline void linear_forward(const LinearContext *ctx, const DeviceLinear *
         linear_observe_weight(ctx, linear);
         linear_observe(ctx, l, QUANT_X, GEMM_FPROP, inp, N, l->C);
         linear_cast(ctx, l, QUANT_X, &cast, 1, inp, N, l->C, 0);
-        matmul_forward_cast(ctx->matmul, out, &x, &linear->w_fprop, ctx->recipe->fast_forward, ctx->stream);
+        matmul_forward_cast(ctx->matmul, (__nv_bfloat16 *)out, &x, &linear->w_fprop, ctx->recipe->fast_forward, ctx->stream);
         linear_add_bias(out, linear->bias, N, l->OC, ctx->stream);
     }
 }
@@ -535,7 +538,7 @@ static inline void linear_backward_cast(const LinearContext *ctx, const DeviceLi
     linear_observe_weight(ctx, linear);
     linear_observe(ctx, l, QUANT_DY, GEMM_DGRAD, dout, N, l->OC);
     linear_cast(ctx, l, QUANT_DY, dy_casts, wgrad_high ? 1 : 2, dout, N, l->OC, 0);
-    matmul_backward_input_cast(ctx->matmul, dinp, &dy, &linear->w_dgrad, ctx->stream);
+    matmul_backward_input_cast(ctx->matmul, (__nv_bfloat16 *)dinp, &dy, &linear->w_dgrad, ctx->stream);
     if (wgrad_high) {
         matmul_backward_weight(ctx->matmul, linear->dweight, dout, inp, N, l->C, l->OC, accumulate, ctx->stream);
         return;

@@ -22,6 +22,7 @@
     X(loss_scale)         \
     X(tokens_per_s)       \
     X(mfu)                \
+    X(exposed_ms)         \
     X(time_s)
 
 // One line. Make it with run_record(), set what there is with RUN_RECORD_SET(&record, loss, 3.5).

@@ -7,6 +7,11 @@
 //     model_arenas(m, arenas)                  the arenas, for the memory plan
 //     model_set_recipe(m, recipe)              what linear layers do, before the memory plan is looked at
 //     model_set_parallel(m, parallel)          ranks and what they share out, likewise
+//     model_reduce_next(m)                     the next backward pass is the step's last: gradients go to the other ranks
+//     model_exposed_ms(m)                      how long the last step waited for them after its backward pass
+//     model_check_replicas(m)                  ends the run where ranks hold different numbers
+//     ranks_join(launch, timeout, fingerprint), ranks_leave()   meet the other ranks, and part
+//     ranks_gather(all, mine, bytes)           all[rank] = each rank's bytes, on every rank
 //     model_memory_bytes(dry_run, &owner)      what the arenas may take together, and of whom
 //     model_create(m), model_destroy(m)        allocate, free
 //     model_init_weights(m, seed)              GPT-2's random start
@@ -31,6 +36,7 @@
 #include <math.h>
 #include <signal.h>
 
+#include "communicator.h"
 #include "dataloader.h"
 #include "device_plan.h"
 #include "evaluate.h"
@@ -63,7 +69,9 @@ typedef struct {
     int has_tokenizer;
     Generator generator;
     BatchBuffers buffers;
-    size_t B, T, micro_batches;  // a step is `micro_batches` passes over B sequences of T tokens
+    Launch launch;
+    int stop;                    // of several ranks: the signal that some rank got, as all know it
+    size_t B, T, micro_batches;  // a step is `micro_batches` passes over B sequences of T tokens, on every rank
     uint64_t total_steps;
     TrainState state;
     double seconds;  // spent in steps; the log's business, since a checkpoint must not depend on the machine's speed
@@ -86,7 +94,20 @@ typedef struct {
     const char *note;  // what a person should know about the step
 } Trainer;
 
-static inline int keeps_files(const Trainer *t) { return t->options.out[0] != 0; }
+// Has the run a folder? All ranks read it, the first one writes.
+static inline int has_folder(const Trainer *t) { return t->options.out[0] != 0; }
+static inline int keeps_files(const Trainer *t) { return has_folder(t) && t->parallel.rank == 0; }
+
+// What a step takes, over all ranks.
+static inline uint64_t step_sequences(const Trainer *t) {
+    return (uint64_t)t->B * t->micro_batches * t->parallel.ranks;
+}
+static inline double step_tokens(const Trainer *t) { return (double)step_sequences(t) * (double)t->T; }
+
+// Where rank 0 ends the run with a message, the others wait for it to end them.
+static inline void leave_it_to_rank_0(const Trainer *t) {
+    while (t->parallel.rank > 0) pause();
+}
 
 // ----------------------------------------------------------------------------------------------------------------
 // Signals: the first asks for an orderly end at the step's border, a second SIGINT ends the program at once. A reader of
@@ -114,6 +135,9 @@ static inline void install_signals(void) {
         sigaction(signals[i], &action, NULL);
     }
 }
+
+// The signal that ends the run, or 0. Several ranks must see it at the same point: then it is the one they agreed on.
+static inline int stopping(const Trainer *t) { return t->parallel.ranks > 1 ? t->stop : (int)*stop_signal(); }
 
 // ----------------------------------------------------------------------------------------------------------------
 // What the options ask for
@@ -173,13 +197,37 @@ static inline void setup_batch(Trainer *t) {
     const Options *o = &t->options;
     t->B = o->batch;
     t->T = o->seq;
-    t->micro_batches = o->total_batch / size_mul(o->batch, o->seq);
+    t->micro_batches = o->total_batch / size_mul(size_mul(o->batch, o->seq), o->ranks);
 }
 
-// Of --ranks ranks this is the first, until the launcher says otherwise.
-static inline Parallel setup_parallel(const Options *o) {
-    Parallel parallel = {0, o->ranks, (int)o->zero, strcmp(o->reduce, "bf16") == 0, (size_t)(o->bucket * 1048576.0)};
-    return parallel;
+// A plan for several ranks is rank 0's. With one rank there is nothing to share out.
+static inline void setup_parallel(Trainer *t) {
+    const Options *o = &t->options;
+    Parallel *p = &t->parallel;
+    p->rank = t->launch.rank;
+    p->ranks = o->ranks;
+    p->zero = p->ranks > 1 ? (int)o->zero : 0;
+    p->reduce_bf16 = strcmp(o->reduce, "bf16") == 0;
+    p->bucket_bytes = (size_t)(o->bucket * 1048576.0);
+    if (p->zero && o->numerics_every)
+        die_usage("--numerics-every needs --zero 0\nwhy: a rank that has only a part of the weights cannot count them");
+}
+
+// Meets the other ranks, if there are any. From here on only rank 0 prints.
+static inline void join_ranks(Trainer *t) {
+    const Options *o = &t->options;
+    if (o->dry_run) return;
+    if (t->launch.problem[0]) die_usage("%s", t->launch.problem);
+    if (t->launch.ranks == 1) return;
+    char *options_json = options_to_json(o);
+    Checksum sum;
+    checksum_start(&sum);
+    checksum_add(&sum, options_json, strlen(options_json));
+    checksum_add(&sum, o->out, strlen(o->out));
+    checksum_add(&sum, options_version(), strlen(options_version()));
+    free(options_json);
+    ranks_join(&t->launch, (double)o->timeout, checksum_value(&sum));
+    if (t->launch.rank > 0 && !freopen("/dev/null", "w", stdout)) die("/dev/null cannot be opened");
 }
 
 static inline void setup_schedule(Trainer *t) {
@@ -206,7 +254,7 @@ static inline void require_vocabulary(const DataLoader *dl, size_t V) {
 // GPT-2's where there is no note (llm.c's files have none).
 static inline void setup_data(Trainer *t) {
     const Options *o = &t->options;
-    uint64_t per_step = (uint64_t)t->B * t->micro_batches;
+    uint64_t per_step = step_sequences(t);
     if (o->dry_run && !options_given(o, OPTION_train) && !dataloader_matches(o->train)) {  // memory can be planned all the same
         config_set_vocab(&t->config, t->config.V ? t->config.V : GPT2_VOCAB);
         config_check(&t->config);
@@ -218,7 +266,7 @@ static inline void setup_data(Trainer *t) {
     config_set_vocab(&t->config, t->train.V);
     config_check(&t->config);
     require_vocabulary(&t->train, t->config.V);
-    if (!o->dry_run) dataloader_require(&t->train, t->B, 1);  // a plan of memory is of use without data, too
+    if (!o->dry_run) dataloader_require(&t->train, t->B, t->parallel.ranks);  // a plan of memory is of use without data, too
     double epoch_steps = (double)t->train.samples_per_epoch / (double)per_step * o->epochs;
     if (!o->steps && epoch_steps > OPTION_MAX_COUNT) die_usage("--epochs %g makes too many steps", o->epochs);
     t->total_steps = o->steps ? o->steps : (uint64_t)max_size(1, (size_t)epoch_steps);
@@ -400,8 +448,9 @@ static inline void note_saved(Trainer *t) {
 static inline void save_checkpoint(Trainer *t, int is_best) {
     Message message;
     message_clear(&message);
+    communicator_mark(t->state.step, "checkpoint");
     int code = checkpoint_save(&t->checkpointer, t->state.step, &message);
-    if (code == CHECKPOINT_OK && is_best) code = checkpoint_mark_best(t->options.out, t->state.step, &message);
+    if (code == CHECKPOINT_OK && is_best && keeps_files(t)) code = checkpoint_mark_best(t->options.out, t->state.step, &message);
     if (code != CHECKPOINT_OK) {
         char dir[SAFE_PATH_BYTES], last[SAFE_PATH_BYTES + 64] = "none";
         uint64_t step;
@@ -496,15 +545,12 @@ static inline void load_checkpoint(Trainer *t, const char *dir) {
             code == CHECKPOINT_MISMATCH ? "\ntry: the model options of the run that wrote it" : "");
 }
 
-// Finds what --resume asks for: 1 if a checkpoint was loaded. A folder that holds checkpoints is never written into
-// without it.
-static inline int resume(Trainer *t) {
-    char dir[SAFE_PATH_BYTES];
-    uint64_t step;
+// Finds what --resume asks for: 1, and the checkpoint in `dir` and *step. A folder that holds checkpoints is never
+// written into without it.
+static inline int find_resume(const Trainer *t, char dir[SAFE_PATH_BYTES], uint64_t *step) {
     Message message;
     message_clear(&message);
-    if (!keeps_files(t)) return 0;
-    int code = checkpoint_latest(t->options.out, dir, &step, &message);
+    int code = checkpoint_latest(t->options.out, dir, step, &message);
     if (!t->options.resume) {
         if (code == CHECKPOINT_OK)
             die_usage(
@@ -528,6 +574,22 @@ static inline int resume(Trainer *t) {
         die("--resume: no checkpoint in '%s' can be resumed from\nwhy: %s\ntry: another --out for a new run%s",
             t->options.out, message.text, code == CHECKPOINT_WEIGHTS_ONLY ? ", with --init for the weights" : "");
     if (message.text[0]) warn("%s", message.text);
+    return 1;
+}
+
+// 1 if a checkpoint was loaded. Rank 0 chooses; all ranks load the same one, whatever else they see in the folder.
+static inline int resume(Trainer *t) {
+    char dir[SAFE_PATH_BYTES], name[64];
+    uint64_t choice[2] = {0, 0}, *all;
+    if (!has_folder(t)) return 0;
+    if (keeps_files(t)) choice[0] = (uint64_t)find_resume(t, dir, &choice[1]);
+    all = (uint64_t *)checked_calloc(t->parallel.ranks, sizeof choice, "ranks");
+    ranks_gather(all, choice, sizeof choice);
+    memcpy(choice, all, sizeof choice);
+    free(all);
+    if (!choice[0]) return 0;
+    checkpoint_step_name(name, choice[1]);
+    path_join(dir, t->options.out, name);
     load_checkpoint(t, dir);
     return 1;
 }
@@ -537,26 +599,59 @@ static inline int resume(Trainer *t) {
 
 // Forward and backward over all micro-batches; t->loss = mean loss per token of the step, gradients times the loss scale.
 // A forward pass that is not finite is looked into at once: the next micro-batch overwrites its activations.
+// What a rank tells the others of its part of a step.
+typedef struct {
+    double loss_sum;
+    int64_t signal;
+    char where[96];
+} StepReport;
+
+// All ranks' sums, added in their order, so that each of them decides alike.
+static inline double gather_step(Trainer *t, double sum) {
+    size_t ranks = t->parallel.ranks;
+    StepReport mine;
+    if (ranks == 1) return sum;
+    memset(&mine, 0, sizeof mine);
+    mine.loss_sum = sum;
+    mine.signal = *stop_signal();
+    memcpy(mine.where, t->where, sizeof mine.where);
+    StepReport *all = (StepReport *)checked_calloc(ranks, sizeof *all, "ranks");
+    ranks_gather(all, &mine, sizeof mine);
+    sum = 0.0;
+    for (size_t i = 0; i < ranks; i++) {
+        sum += all[i].loss_sum;
+        if (!t->stop) t->stop = (int)all[i].signal;
+        if (!t->where[0]) memcpy(t->where, all[i].where, sizeof t->where);
+    }
+    free(all);
+    return sum;
+}
+
+// Sequences go to micro-batches, and within them to ranks, in the order of the data.
 static inline void accumulate_gradients(Trainer *t) {
-    double sum = 0.0, tokens = (double)t->micro_batches * (double)t->B * (double)t->T;
+    double sum = 0.0, tokens = step_tokens(t);
     float dloss = (float)(t->state.scaler.scale / tokens);
     t->where[0] = 0;
     model_begin_step(&t->model, t->state.step);
     model_zero_grad(&t->model);
     for (size_t i = 0; i < t->micro_batches; i++) {
-        uint64_t first = (t->options.overfit ? 0 : t->state.samples) + (uint64_t)i * t->B;
+        uint64_t first = t->options.overfit ? 0 : t->state.samples;
+        first += ((uint64_t)i * t->parallel.ranks + t->parallel.rank) * t->B;
+        communicator_mark(t->state.step, "forward and backward");
         dataloader_fetch(&t->train, first, t->B, t->buffers.inputs, t->buffers.targets);
         model_forward(&t->model, t->buffers.inputs, t->buffers.targets, t->B, t->T, dloss);
+        if (i + 1 == t->micro_batches) model_reduce_next(&t->model);
         model_backward(&t->model);
         model_losses(&t->model, t->buffers.losses);
         for (size_t k = 0; k < t->B * t->T; k++) sum += (double)t->buffers.losses[k];
         if (!isfinite(sum) && !t->where[0]) model_first_nonfinite(&t->model, t->where, sizeof t->where);
     }
-    t->loss = sum / tokens;
+    t->loss = gather_step(t, sum) / tokens;
 }
 
 // Ends a run that has stopped learning, naming where to go back to.
 static inline void give_up(Trainer *t, const char *what) {
+    leave_it_to_rank_0(t);
     // The weights have not changed since the first step that went wrong: a checkpoint made just before it has them too.
     uint64_t step, broken_at = t->state.step - t->state.nonfinite_in_row;
     int saved_broken = state_is_broken(t) && t->saved_step > 0 && t->saved_step == broken_at;
@@ -629,6 +724,7 @@ static inline void train_step(Trainer *t) {
         model_observe(&t->model, &t->numerics);
     }
     accumulate_gradients(t);
+    communicator_mark(s->step, "gradient norm");
     t->norm = model_grad_norm(&t->model, &nonfinite) / scale;
     decide_skip(t, nonfinite);
     t->clipped = !t->update_skipped && o->grad_clip > 0 && t->norm > o->grad_clip;
@@ -637,6 +733,7 @@ static inline void train_step(Trainer *t) {
         AdamWHyper hyper = adamw_hyper(t->lr, o->beta1, o->beta2, o->eps, o->weight_decay, clip / scale, ++s->adam_t);
         hyper.seed = o->seed;
         if (reported) model_count_updates(&t->model, &hyper);
+        communicator_mark(s->step, "update");
         model_update(&t->model, &hyper);
         spike_accept(&s->loss_window, t->loss);
         spike_accept(&s->grad_window, t->norm);
@@ -645,8 +742,8 @@ static inline void train_step(Trainer *t) {
     if (grad_scaler_update(&s->scaler, &t->scaler, BUILD_LOSS_SCALING && nonfinite))
         warn("the loss scale is at its floor, --loss-scale-min %g, and the gradients still overflow", t->scaler.floor);
     s->step++;
-    s->samples += (uint64_t)t->B * t->micro_batches;
-    s->tokens += (uint64_t)t->B * t->T * t->micro_batches;
+    s->samples += step_sequences(t);
+    s->tokens += step_sequences(t) * t->T;
     if (reported) {
         model_observe(&t->model, NULL);
         numerics_end(&t->numerics);
@@ -671,11 +768,11 @@ static inline int due(uint64_t step, uint64_t every, uint64_t last) {
 static inline size_t validation_batch(const Trainer *t) { return scaling_sees_whole_tensor(BUILD_SCALING) ? 1 : t->B; }
 
 static inline void validate(Trainer *t) {
-    double val_loss =
-        evaluate(&t->model, &t->val, t->val_sequences, validation_batch(t), t->T, &t->buffers, stop_signal());
+    double val_loss = evaluate(&t->model, &t->val, &t->parallel, t->val_sequences, validation_batch(t), t->T,
+                               &t->buffers, stop_signal());
     end_live_line();
     if (!isfinite(val_loss)) {  // stopped half-way, or a broken model: neither is a validation loss
-        if (!*stop_signal()) printf("step %llu  validation loss is not finite\n", (unsigned long long)t->state.step);
+        if (!stopping(t)) printf("step %llu  validation loss is not finite\n", (unsigned long long)t->state.step);
         return;
     }
     t->val_loss = val_loss;
@@ -700,6 +797,7 @@ static inline RunRecord step_record(const Trainer *t) {
         RUN_RECORD_SET(&r, skipped, t->update_skipped);
         if (BUILD_LOSS_SCALING) RUN_RECORD_SET(&r, loss_scale, t->loss_scale);
         RUN_RECORD_SET(&r, tokens_per_s, progress_tokens_per_s(&t->progress));
+        if (t->parallel.ranks > 1) RUN_RECORD_SET(&r, exposed_ms, model_exposed_ms(&t->model));
     }
     RUN_RECORD_SET(&r, time_s, t->seconds);
     return r;
@@ -707,7 +805,7 @@ static inline RunRecord step_record(const Trainer *t) {
 
 // Says when the data starts over: where that happens often, at about every twentieth of the run.
 static inline void announce_epoch(const Trainer *t) {
-    uint64_t per_step = (uint64_t)t->B * t->micro_batches, per_epoch = t->train.samples_per_epoch;
+    uint64_t per_step = step_sequences(t), per_epoch = t->train.samples_per_epoch;
     uint64_t before = (t->state.samples - per_step) / per_epoch, now = t->state.samples / per_epoch;
     uint64_t every = max_size(1, (size_t)(t->total_steps * per_step / per_epoch / 20));
     if (t->options.overfit || t->state.step == t->total_steps || before / every == now / every) return;
@@ -723,8 +821,8 @@ static inline void finish_step(Trainer *t, RunRecord *record) {
     uint64_t step = t->state.step, last = t->total_steps;
     int is_best = 0, val_due = t->val_sequences && (t->state.val_due || due(step, o->val_every, last));
     t->val_loss = NAN;
-    if (val_due && !*stop_signal()) validate(t);
-    t->state.val_due = val_due && *stop_signal() && !isfinite(t->val_loss);
+    if (val_due && !stopping(t)) validate(t);
+    t->state.val_due = val_due && stopping(t) && !isfinite(t->val_loss);
     if (isfinite(t->val_loss)) RUN_RECORD_SET(record, val_loss, t->val_loss);
     if (isfinite(t->val_loss) && (!t->state.has_best || t->val_loss < t->state.best_val_loss)) {
         t->state.has_best = 1;
@@ -733,8 +831,9 @@ static inline void finish_step(Trainer *t, RunRecord *record) {
     }
     if (keeps_files(t)) run_log_write(&t->log, record);
     int save = due(step, o->checkpoint_every, last) || due(step, o->milestone_every, last) || step == last || is_best;
-    if (keeps_files(t) && step > 0 && save && !state_is_broken(t)) save_checkpoint(t, is_best);
-    if (t->generator.length && !*stop_signal() && step > 0 && due(step, o->sample_every, last)) sample(t);
+    if (has_folder(t) && step > 0 && save && !state_is_broken(t)) save_checkpoint(t, is_best);
+    if (step > 0 && o->check_replicas && step % o->check_replicas == 0) model_check_replicas(&t->model);
+    if (t->parallel.rank == 0 && t->generator.length && !stopping(t) && step > 0 && due(step, o->sample_every, last)) sample(t);
 }
 
 static inline void between_steps(Trainer *t) {
@@ -749,7 +848,8 @@ static inline void between_steps(Trainer *t) {
 
 static inline void setup(Trainer *t, int argc, char **argv) {
     memset(t, 0, sizeof *t);
-    options_parse(&t->options, argc, argv, 1);
+    t->launch = launch_detect();
+    options_parse(&t->options, argc, argv, t->launch.ranks);
     const Options *o = &t->options;
     if (o->threads) set_thread_count((int)o->threads);
     precision_options_apply(o);
@@ -757,6 +857,8 @@ static inline void setup(Trainer *t, int argc, char **argv) {
     t->state.policy[0] = BUILD_MODE;
     t->state.policy[1] = BUILD_MASTER_RULE;
     t->state.policy[2] = BUILD_MOMENTS_RULE;
+    setup_parallel(t);
+    join_ranks(t);
     setup_config(t);
     setup_batch(t);
     setup_data(t);
@@ -768,7 +870,6 @@ static inline void setup(Trainer *t, int argc, char **argv) {
                t->generator.length ? t->generator.prompt_tokens + t->generator.length : 0);
     LinearRecipe recipe = precision_options_recipe(o, t->config.L);
     model_set_recipe(&t->model, &recipe);
-    t->parallel = setup_parallel(o);
     if (MODEL_ON_GPU || !o->dry_run) model_set_parallel(&t->model, &t->parallel);
     print_plan(t);
     print_linear_plan(stdout, &recipe, t->config.L, t->config.C, t->B * t->T);
@@ -786,7 +887,6 @@ static inline void start_log(Trainer *t, const char *options_json, int resumed) 
     t->unfinished = run_record(t->state.step, t->state.tokens);
     if (resumed) run_log_resume_step(&t->log, path, t->state.step, t->state.val_due ? &t->unfinished : NULL);
     else run_log_open(&t->log, path);
-    if (resumed) note_saved(t);
     t->seconds = t->log.seconds;
     run_folder_path(path, t->options.out, RUN_NUMERICS_FILE);
     numerics_open(&t->numerics, path, t->options.numerics_every, BUILD_MASTER_RULE, resumed, t->state.step);
@@ -809,10 +909,12 @@ static inline void start(Trainer *t) {
     t->buffers.inputs = (int32_t *)checked_calloc(batch, sizeof(int32_t), "a batch");
     t->buffers.targets = (int32_t *)checked_calloc(batch, sizeof(int32_t), "a batch");
     t->buffers.losses = (float *)checked_calloc(batch, sizeof(float), "a batch");
+    t->buffers.sums = (double *)checked_calloc(evaluate_sums(t->val_sequences, t->parallel.ranks), sizeof(double), "sums");
     t->tensors = (CheckpointTensor *)checked_calloc(listed, sizeof *t->tensors, "the list of a checkpoint's tensors");
     size_t n = model_checkpoint_list(&t->model, t->tensors);
     n += train_state_list(t->tensors + n, &t->state);
-    checkpoint_open(&t->checkpointer, keeps_files(t) ? o->out : NULL, &t->config, t->tensors, n, options_json);
+    checkpoint_open(&t->checkpointer, has_folder(t) ? o->out : NULL, &t->config, t->tensors, n, options_json);
+    t->checkpointer.writes_files = keeps_files(t);
     model_checkpoint_access(&t->model, &t->checkpointer);
     if (keeps_files(t)) {
         t->folder_lock = run_folder_lock(o->out);
@@ -823,8 +925,9 @@ static inline void start(Trainer *t) {
     model_weights_changed(&t->model);
     if (t->state.step > 0) model_begin_step(&t->model, t->state.step - 1);  // as a run that was not cut would be
     if (keeps_files(t)) start_log(t, options_json, resumed);
-    else numerics_open(&t->numerics, NULL, o->numerics_every, BUILD_MASTER_RULE, 0, 0);  // warnings alone
-    progress_start(&t->progress, t->state.step, t->total_steps, (double)t->B * (double)t->T * (double)t->micro_batches);
+    else numerics_open(&t->numerics, NULL, t->parallel.rank ? 0 : o->numerics_every, BUILD_MASTER_RULE, 0, 0);  // warnings
+    if (resumed) note_saved(t);
+    progress_start(&t->progress, t->state.step, t->total_steps, step_tokens(t));
     free(options_json);
 }
 
@@ -841,6 +944,7 @@ static inline void finish(Trainer *t) {
     free(t->buffers.inputs);
     free(t->buffers.targets);
     free(t->buffers.losses);
+    free(t->buffers.sums);
     free(t->generator.prompt);
     free(t->generator.logits);
     free(t->generator.scratch);
@@ -848,14 +952,14 @@ static inline void finish(Trainer *t) {
 
 // Did a signal leave something to do for a resumed run? One that came after the last step and its validation did not.
 static inline int interrupted(const Trainer *t) {
-    return *stop_signal() && (t->state.step < t->total_steps || t->state.val_due);
+    return stopping(t) && (t->state.step < t->total_steps || t->state.val_due);
 }
 
 // What a finished or interrupted run left where.
 static inline void print_outputs(const Trainer *t) {
     char name[64], seconds[32];
     end_live_line();
-    if (interrupted(t) && *stop_signal() == SIGPIPE)
+    if (interrupted(t) && stopping(t) == SIGPIPE)
         warn("nobody reads standard output any more: stopped after %llu step%s%s", (unsigned long long)t->state.step,
              plural(t->state.step), keeps_files(t) ? ", --resume goes on" : "");
     printf("%s after %llu step%s, %s in steps", interrupted(t) ? "stopped" : "done", (unsigned long long)t->state.step,
@@ -885,15 +989,16 @@ static inline int trainer_main(int argc, char **argv) {
     start(t);
     if (t->state.step == 0) between_steps(t);
     else if (t->state.val_due) finish_step(t, &t->unfinished);
-    while (t->state.step < t->total_steps && !*stop_signal()) {
+    while (t->state.step < t->total_steps && !stopping(t)) {
         train_step(t);
         between_steps(t);
     }
     if (state_is_broken(t)) give_up(t, "the run ends with a loss or gradients that are not finite");
-    if (keeps_files(t) && t->saved_step != t->state.step) save_checkpoint(t, 0);  // a signal came
+    if (has_folder(t) && t->saved_step != t->state.step) save_checkpoint(t, 0);  // a signal came
     if (keeps_files(t)) rotate_checkpoints(t);
     print_outputs(t);
     if (keeps_files(t)) run_log_close(&t->log);
+    ranks_leave();
     finish(t);
     return interrupted(t) ? EXIT_INTERRUPTED : 0;
 }

@@ -49,10 +49,12 @@
 typedef struct {
     int rank, ranks;
     int live_line;  // 1 while an unfinished progress line is on the terminal: messages first end it
+    const char *host;
+    void (*on_error)(int code, const char *text);  // after the message: tells the other ranks, and ends the program
 } RunContext;
 
 static inline RunContext *run_context(void) {
-    static RunContext context = {0, 1, 0};
+    static RunContext context = {0, 1, 0, "", NULL};
     return &context;
 }
 
@@ -81,17 +83,20 @@ static inline void error_exit(int code, const char *file, int line, const char *
         if (*c == '\n') fputs("  ", stderr);
     }
     if (run_context()->ranks > 1)
-        fprintf(stderr, "\n  at:  rank %d of %d, %s:%d\n", run_context()->rank, run_context()->ranks, file, line);
+        fprintf(stderr, "\n  at:  rank %d of %d on %s, %s:%d\n", run_context()->rank, run_context()->ranks,
+                run_context()->host, file, line);
     else fprintf(stderr, "\n  at:  %s:%d\n", file, line);
+    if (run_context()->on_error) run_context()->on_error(code, text);
     exit(code);
 }
 #define die(...) error_exit(1, __FILE__, __LINE__, __VA_ARGS__)
 #define die_usage(...) error_exit(2, __FILE__, __LINE__, __VA_ARGS__)
 
-// One line on stderr that begins with "warning: "; the run goes on.
+// One line on stderr that begins with "warning: "; the run goes on. Of several ranks, which all see the same, one speaks.
 static inline void warn(const char *fmt, ...) PRINTF_LIKE(1, 2);
 static inline void warn(const char *fmt, ...) {
     va_list args;
+    if (run_context()->rank > 0) return;
     va_start(args, fmt);
     end_live_line();
     fputs("warning: ", stderr);

@@ -1,11 +1,11 @@
 #!/bin/sh
-# Compiles every .cu file with nvcc, warnings as errors, for each architecture (SASS) and PTX, links it against cuBLASLt,
-# and lists what each kernel takes. Needs no GPU. A spill in a hot kernel (one of a training step's) is a failure.
+# Compiles every .cu file with nvcc, warnings as errors, for each architecture (SASS) and PTX, links it against cuBLASLt
+# and, where it is found, NCCL, and lists what each kernel takes. Needs no GPU. A spill in a hot kernel (one of a training step's) is a failure.
 #
 #   make cuda-check                     all of CUDA_ARCH, else 80 89 90a 100a 120a; precisions bf16 and fp32 in full,
 #   CHECK_PRECISIONS="bf16" make cuda-check      fp16 and tf32 for one architecture
 #
-# Environment: NVCC CXX CUDA_ARCHS PCRE2_FLAGS PCRE2_LIBS CHECK_PRECISIONS.
+# Environment: NVCC CXX CUDA_ARCHS PCRE2_FLAGS PCRE2_LIBS NCCL_FLAGS NCCL_LIBS CHECK_PRECISIONS.
 
 cd "$(dirname "$0")/.." || exit 1
 dir=$(mktemp -d "${TMPDIR:-/tmp}/train_gpt_cuda.XXXXXX") || exit 1
@@ -23,10 +23,10 @@ compile() {
     for arch in $3; do targets="$targets -gencode arch=compute_$arch,code=sm_$arch"; done
     first=${3%% *}
     # shellcheck disable=SC2086
-    "$NVCC" -std=c++17 -O3 -I. -DBUILD_NAME=cuda-check -DPRECISION_"$2" -DMASTER_fp32 -DMOMENTS_fp32 $PCRE2_FLAGS \
+    "$NVCC" -std=c++17 -O3 -I. -DBUILD_NAME=cuda-check -DPRECISION_"$2" -DMASTER_fp32 -DMOMENTS_fp32 $PCRE2_FLAGS $NCCL_FLAGS \
         -Werror all-warnings --diag-suppress 1675 -Xcompiler=-fopenmp,-ffp-contract=off,-fno-math-errno -ccbin "$CXX" \
         $targets -gencode "arch=compute_$first,code=compute_$first" -Xptxas -v -t 0 -o "$4" "$1" -lcublasLt \
-        $PCRE2_LIBS >"$dir/log" 2>&1
+        $NCCL_LIBS $PCRE2_LIBS >"$dir/log" 2>&1
 }
 
 # ptxas's lines as: arch kernel registers shared stack spill-stores spill-loads
@@ -79,6 +79,9 @@ for precision in $CHECK_PRECISIONS; do
     check test_gpt.cu "$precision" "${archs%% *}" all
 done
 check profile_gpt.cu "${CHECK_PRECISIONS%% *}" "${CUDA_ARCHS%% *}" all
-for source in dev/emu/test_*.cu dev/test/test_*.cu; do check "$source" fp32 "${CUDA_ARCHS%% *}" all; done
+for source in dev/emu/test_*.cu dev/test/test_*.cu; do
+    [ "$source" = dev/emu/test_emu_nccl.cu ] && [ -z "$NCCL_LIBS" ] && continue
+    check "$source" fp32 "${CUDA_ARCHS%% *}" all
+done
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

@@ -5,6 +5,7 @@
 
 #include "../../llmc/adamw.h"
 #include "../../llmc/checkpoint.h"
+#include "../../llmc/launcher.h"
 #include "../../llmc/linear.h"
 #include "../../llmc/numerics_report.h"
 #include "../../llmc/tensors.h"
@@ -25,6 +26,12 @@ void model_plan(Model *model, const GPTConfig *config, const BatchShape *shape, 
 size_t model_arenas(Model *model, Arena *arenas[7]);
 void model_set_recipe(Model *model, const LinearRecipe *recipe);
 void model_set_parallel(Model *model, const Parallel *parallel);
+void model_reduce_next(Model *model);
+double model_exposed_ms(const Model *model);
+void model_check_replicas(Model *model);
+void ranks_join(const Launch *launch, double timeout, uint64_t fingerprint);
+void ranks_leave(void);
+void ranks_gather(void *all, const void *mine, size_t bytes);
 size_t model_memory_bytes(int dry_run, const char **owner);
 void model_begin_step(Model *model, uint64_t step);
 void model_end_step(Model *model);

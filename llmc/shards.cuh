@@ -1,0 +1,174 @@
+// shards.cuh: how ranks share the work on one model's parameters. Bucket by bucket (buckets.cuh), as the backward pass
+// finishes them, gradients are summed over ranks while it goes on: each rank gets its shard's sums (reduce-scatter).
+//
+//     --zero 0   the sums of all shards go back to every rank, and every rank updates everything
+//     --zero 1   a rank updates its shard, for which alone it has masters and moments; the new weights go to all ranks
+//
+// Both sum in the same way and take the norm over shards, so that their updates have the same bits.
+#ifndef LLMC_SHARDS_CUH
+#define LLMC_SHARDS_CUH
+
+#include "buckets.cuh"
+#include "communicator.cuh"
+#include "global_norm.cuh"
+
+typedef struct {
+    Parallel parallel;
+    BucketPlan plan;
+    Bucket *buckets;
+    float *gradients;  // this rank's shards of the summed gradients
+    void *staging;     // one bucket, in fp32 or narrower
+    int reduce_next;   // the next backward pass completes the gradients
+    cudaEvent_t ready, backward_done, reduced, published;
+} Shards;
+
+static inline int shards_several(const Shards *s) { return s->parallel.ranks > 1; }
+// Are masters and moments shared out?
+static inline int shards_optimizer(const Shards *s) { return shards_several(s) && s->parallel.zero >= 1; }
+
+static inline void shards_plan(Shards *s, const Parallel *parallel, const GPTConfig *config) {
+    memset(s, 0, sizeof *s);
+    s->parallel = *parallel;
+    if (shards_several(s)) s->plan = bucket_plan(config, parallel->ranks, parallel->bucket_bytes);
+}
+
+static inline void shards_create(Shards *s) {
+    if (!shards_several(s)) return;
+    s->buckets = buckets_make(&s->plan);
+    CUDA_CHECK(cudaEventCreateWithFlags(&s->ready, cudaEventDisableTiming));
+    CUDA_CHECK(cudaEventCreate(&s->backward_done));
+    CUDA_CHECK(cudaEventCreate(&s->reduced));
+    CUDA_CHECK(cudaEventCreateWithFlags(&s->published, cudaEventDisableTiming));
+}
+
+static inline void shards_destroy(Shards *s) {
+    if (!shards_several(s)) return;
+    free(s->buckets);
+    CUDA_CHECK(cudaEventDestroy(s->ready));
+    CUDA_CHECK(cudaEventDestroy(s->backward_done));
+    CUDA_CHECK(cudaEventDestroy(s->reduced));
+    CUDA_CHECK(cudaEventDestroy(s->published));
+}
+
+// What the ranks' stream is given from here on comes after all that `stream` has been given.
+static inline void shards_follow(Shards *s, cudaStream_t stream) {
+    CUDA_CHECK(cudaEventRecord(s->ready, stream));
+    CUDA_CHECK(cudaStreamWaitEvent(all_ranks()->stream, s->ready, 0));
+}
+
+// And the other way round.
+static inline void shards_wait(cudaEvent_t event, cudaStream_t stream) {
+    CUDA_CHECK(cudaEventRecord(event, all_ranks()->stream));
+    CUDA_CHECK(cudaStreamWaitEvent(stream, event, 0));
+}
+
+static inline ncclDataType_t nccl_type(float) { return ncclFloat32; }
+static inline ncclDataType_t nccl_type(__nv_bfloat16) { return ncclBfloat16; }
+
+// ----------------------------------------------------------------------------------------------------------------
+// Gradients
+
+// T: what is sent, fp32 or bf16.
+template <typename T>
+static inline void shards_reduce_as(Shards *s, size_t index, float *grads) {
+    const Bucket *bucket = &s->buckets[index];
+    Ranks *r = all_ranks();
+    size_t elems = bucket->shard_elems;
+    T *staging = (T *)s->staging, *own = staging + r->rank * elems;
+    bucket_pack(staging, grads, bucket, 0, elems * r->ranks, r->stream);
+    NCCL_CHECK(ncclReduceScatter(staging, own, elems, nccl_type(T()), ncclSum, r->nccl, r->stream));
+    shard_take(s->gradients + bucket->shard_at, own, elems, 0, r->stream);
+    if (shards_optimizer(s)) return;
+    NCCL_CHECK(ncclAllGather(own, staging, elems, nccl_type(T()), r->nccl, r->stream));
+    bucket_unpack(grads, staging, bucket, 0, 0, r->stream);
+}
+
+// The gradients of bucket `index` are complete on this rank once `stream` comes here.
+static inline void shards_reduce(Shards *s, size_t index, float *grads, cudaStream_t stream) {
+    shards_follow(s, stream);
+    if (s->parallel.reduce_bf16) shards_reduce_as<__nv_bfloat16>(s, index, grads);
+    else shards_reduce_as<float>(s, index, grads);
+}
+
+// In the backward pass: layer l is done. (Its last bias comes from the layer above.)
+static inline void shards_layer_done(Shards *s, size_t l, float *grads, cudaStream_t stream) {
+    size_t index, begin, end;
+    if (!shards_several(s) || !s->reduce_next) return;
+    index = (s->plan.L - 1 - l) / s->plan.layers_each;
+    bucket_layers(&s->plan, index, &begin, &end);
+    if (l == begin) shards_reduce(s, index, grads, stream);
+}
+
+// At its end: the embeddings are done, too.
+static inline void shards_backward_done(Shards *s, float *grads, cudaStream_t stream) {
+    if (!shards_several(s) || !s->reduce_next) return;
+    CUDA_CHECK(cudaEventRecord(s->backward_done, stream));
+    for (size_t i = s->plan.layer_buckets; i < s->plan.count; i++) shards_reduce(s, i, grads, stream);
+    shards_wait(s->reduced, stream);
+    s->reduce_next = 0;
+}
+
+// Of the last step, once the host has waited for it: how long its gradients took after the backward pass had ended.
+static inline double shards_exposed_ms(const Shards *s) {
+    float ms = 0;
+    if (shards_several(s)) CUDA_CHECK(cudaEventElapsedTime(&ms, s->backward_done, s->reduced));
+    return ms > 0 ? (double)ms : 0.0;
+}
+
+// The sum of squares over all ranks' shards, in the order of ranks, from this rank's; *nonfinite: whether any has one.
+static inline double shards_sum_norms(double own, int *nonfinite) {
+    typedef struct {
+        double norm_squared;
+        int64_t nonfinite;
+    } Part;
+    Part mine = {own, *nonfinite}, *all = (Part *)checked_calloc(all_ranks()->ranks, sizeof mine, "ranks");
+    double sum = 0;
+    ranks_gather(all, &mine, sizeof mine);
+    for (size_t i = 0; i < all_ranks()->ranks; i++) {
+        sum += all[i].norm_squared;
+        *nonfinite |= all[i].nonfinite != 0;
+    }
+    free(all);
+    return sum;
+}
+
+// ----------------------------------------------------------------------------------------------------------------
+// Weights
+
+// Bucket `index` of the working weights is new in this rank's shard of it once `stream` comes here: it goes to all
+// ranks. They have it when shards_wait() has passed.
+template <typename W>
+static inline void shards_publish(Shards *s, size_t index, W *weights, cudaStream_t stream) {
+    const Bucket *bucket = &s->buckets[index];
+    Ranks *r = all_ranks();
+    size_t elems = bucket->shard_elems, begin = r->rank * elems, end = begin + elems;
+    W *staging = (W *)s->staging;
+    shards_follow(s, stream);
+    bucket_pack(staging, weights, bucket, begin, end, r->stream);
+    NCCL_CHECK(ncclAllGather(staging + begin, staging, elems * sizeof(W), ncclUint8, r->nccl, r->stream));
+    bucket_unpack(weights, staging, bucket, begin, end, r->stream);
+}
+
+// Between this rank's shards at `shard`, of elements of `size` bytes, and `dense`, which stands for the elements
+// [first, first + elems) of the arena: those that are this rank's are copied, others left alone.
+static inline void shards_copy(const Shards *s, void *shard, size_t size, size_t first, size_t elems, void *dense,
+                               int to_dense, cudaMemcpyKind kind, cudaStream_t stream) {
+    size_t rank = all_ranks()->rank;
+    for (size_t i = 0; i < s->plan.count; i++) {
+        const Bucket *bucket = &s->buckets[i];
+        for (int p = 0; p < bucket->count; p++) {
+            const BucketPiece *piece = &bucket->pieces[p];
+            size_t begin, end;
+            if (piece->arena >= first + elems || piece->arena + piece->elems <= first) continue;
+            if (!bucket_shard_run(bucket, p, rank, &begin, &end)) continue;
+            size_t from = max_size(piece->arena + begin - piece->at, first);
+            size_t to = min_size(piece->arena + end - piece->at, first + elems);
+            if (from >= to) continue;
+            size_t place = bucket->shard_at + (from - piece->arena + piece->at) - rank * bucket->shard_elems;
+            char *near = (char *)shard + place * size, *far = (char *)dense + (from - first) * size;
+            CUDA_CHECK(cudaMemcpyAsync(to_dense ? far : near, to_dense ? near : far, (to - from) * size, kind, stream));
+        }
+    }
+}
+
+#endif

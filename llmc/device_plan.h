@@ -5,16 +5,13 @@
 #ifndef LLMC_DEVICE_PLAN_H
 #define LLMC_DEVICE_PLAN_H
 
+#include "buckets.h"
 #include "precision.h"
-#include "tensors.h"
 
 // Bytes of one rank. Not in it: kernels' workspaces, text generation, CUDA's and NCCL's own memory.
 typedef struct {
-    size_t weights, masters, casts, gradients, moments, activations;
+    size_t weights, masters, casts, gradients, moments, buffer, activations;  // buffer: of one bucket, for NCCL
 } DevicePlan;
-
-// Elements of a tensor of `elems` that each of `ranks` ranks keeps where it is shared out.
-static inline size_t device_shard_elems(size_t elems, size_t ranks) { return elems / ranks + (elems % ranks != 0); }
 
 // Statistics are fp32 in every precision, the other activations have the policy's format.
 static inline size_t device_activation_bytes(const GPTConfig *config, const BatchShape *shape, FormatId format) {
@@ -31,19 +28,25 @@ static inline size_t device_activation_bytes(const GPTConfig *config, const Batc
     return bytes;
 }
 
-// ZeRO 1 shares out masters and moments, 2 the gradients too. Casts: as if no linear layer were kept high.
+// ZeRO 1 shares out masters and moments, 2 the gradients too. Of several ranks each has its shards of their summed
+// gradients besides. Casts: as if no linear layer were kept high.
 static inline DevicePlan device_plan(const GPTConfig *config, const BatchShape *shape, const Parallel *parallel,
                                      const PrecisionPolicy *policy) {
     ParameterInfo table[GPT_PARAMETER_COUNT];
+    BucketPlan buckets;
     BytesPerParameter each = precision_bytes(policy);
-    size_t P = parameter_table(config, table), shard = device_shard_elems(P, max_size(parallel->ranks, 1));
-    double optimizer = (double)(parallel->zero >= 1 ? shard : P), linear = 12.0 * (double)config->L;
+    size_t P = parameter_table(config, table);
+    memset(&buckets, 0, sizeof buckets);
+    if (parallel->ranks > 1) buckets = bucket_plan(config, parallel->ranks, parallel->bucket_bytes);
+    double optimizer = (double)(parallel->ranks > 1 && parallel->zero >= 1 ? buckets.shard_total : P);
+    size_t whole_gradients = parallel->ranks > 1 && parallel->zero >= 2 ? 0 : P;
     DevicePlan plan;
     plan.weights = (size_t)(each.weight * (double)P);
     plan.masters = (size_t)((each.master + each.kahan) * optimizer);
+    plan.casts = (size_t)(each.codes * 12.0 * (double)config->L * (double)config->C * (double)config->C);
+    plan.gradients = (whole_gradients + buckets.shard_total) * sizeof(float);
     plan.moments = (size_t)(each.moments * optimizer);
-    plan.gradients = (size_t)(each.grad * (double)(parallel->zero >= 2 ? shard : P));
-    plan.casts = (size_t)(each.codes * linear * (double)config->C * (double)config->C);
+    plan.buffer = buckets.staging_elems * sizeof(float);
     plan.activations = device_activation_bytes(config, shape, policy->act);
     return plan;
 }
@@ -51,10 +54,11 @@ static inline DevicePlan device_plan(const GPTConfig *config, const BatchShape *
 // One line a precision; those that take the same memory share one. This build's own MASTER and MOMENTS count in its own.
 static inline void device_plan_print(FILE *out, const GPTConfig *config, const BatchShape *shape,
                                      const Parallel *parallel) {
-    static const char *const titles[] = {"weights", "masters", "casts", "gradients", "moments", "activations", "total"};
+    static const char *const titles[] = {"weights", "masters", "casts", "gradients",
+                                         "moments", "buffer", "activations", "total"};
     fprintf(out, "memory of each of %zu GPU%s, --zero %d, B %zu (kernels' workspaces, CUDA and NCCL: 1 to 4 GiB more):\n",
             parallel->ranks, plural(parallel->ranks), parallel->zero, shape->B);
-    for (size_t i = 0; i < 7; i++) fprintf(out, "%s%11s", i ? " " : "  ", titles[i]);
+    for (size_t i = 0; i < 8; i++) fprintf(out, "%s%11s", i ? " " : "  ", titles[i]);
     DevicePlan plans[PRECISION_MODE_COUNT];
     const char *names[PRECISION_MODE_COUNT];
     for (int mode = 0; mode < PRECISION_MODE_COUNT; mode++) {
@@ -70,9 +74,9 @@ static inline void device_plan_print(FILE *out, const GPTConfig *config, const B
             if (next > mode) strcat(list, " ");
             strcat(list, names[next]);
         }
-        size_t bytes[7] = {p->weights, p->masters, p->casts, p->gradients, p->moments, p->activations, 0};
-        for (size_t i = 0; i < 6; i++) bytes[6] += bytes[i];
-        for (size_t i = 0; i < 7; i++)
+        size_t bytes[8] = {p->weights, p->masters, p->casts, p->gradients, p->moments, p->buffer, p->activations, 0};
+        for (size_t i = 0; i < 7; i++) bytes[7] += bytes[i];
+        for (size_t i = 0; i < 8; i++)
             fprintf(out, "%s%11s", i ? " " : "\n  ", bytes[i] ? format_bytes_text(text, (double)bytes[i]) : "-");
         fprintf(out, "  %s", list);
     }

@@ -53,14 +53,29 @@ def parameters(L, C, positions, V=VOCAB):
     return sum(round_up(n, 64) for n in tensors)
 
 
-def state_bytes(L, C, positions, precision, ranks, zero, V=VOCAB):
-    """Bytes a rank: weights, masters, moments, gradients, casts."""
+def buckets(L, C, positions, bucket_bytes, V=VOCAB):
+    """(elements of each bucket, how many are of layers): in the order in which the backward pass completes them, whole
+    layers from the last (with the final layernorm) to the first, then the embeddings in equal parts."""
+    room, layer, embeddings = max(int(bucket_bytes / 4), 1), 12 * C * C + 13 * C, (round_up(V, 128) + positions) * C
+    each = min(max(room // layer, 1), L)
+    sizes = [layer * min(each, L - begin) for begin in range(0, L, each)]
+    sizes[0] += 2 * C
+    part = round_up(-(-embeddings // -(-embeddings // room)), 64)
+    return sizes + [min(part, embeddings - begin) for begin in range(0, embeddings, part)], len(sizes)
+
+
+def state_bytes(L, C, positions, precision, ranks, zero, V=VOCAB, bucket_mib=64):
+    """Bytes a rank: weights, masters, moments, gradients, casts, the buffer of one bucket."""
     weight, master, gradient, moments, _, cast = PRECISIONS[precision]
     P = parameters(L, C, positions, V)
-    shard = -(-P // ranks)
-    kept = lambda level: shard if zero >= level else P
-    return dict(weights=weight * P, masters=master * kept(1), moments=moments * kept(1), gradients=gradient * kept(2),
-                casts=cast * 12 * L * C * C)
+    shards = [0]
+    if ranks > 1:
+        shards = [round_up(-(-n // ranks), 64) for n in buckets(L, C, positions, bucket_mib * 2**20, V)[0]]
+    shard = sum(shards)
+    optimizer = shard if ranks > 1 and zero >= 1 else P
+    return dict(weights=weight * P, masters=master * optimizer, moments=moments * optimizer,
+                gradients=gradient * (P if zero < 2 or ranks == 1 else 0) + 4 * shard, casts=cast * 12 * L * C * C,
+                buffer=4 * ranks * max(shards))
 
 
 def activation_bytes(L, C, NH, B, T, precision, recompute=0, V=VOCAB):
@@ -107,48 +122,39 @@ def counted_flops(model):
     return 6 * parameters(L, C, T) + 6 * L * C * T
 
 
-# Links. Bus bandwidth as nccl-tests counts it, bytes a second: within a node of 8 (NVLink; all-reduce in the switch),
-# and over nodes with a 400 Gb/s NIC a GPU (nccl-tests issues 212 and 309: 480, 370 and 369 GB/s measured). A ring's
-# latency a step within and between nodes, as NCCL's own cost model has it for long messages.
-NVLINK_ALL_REDUCE, NVLINK_RING, NETWORK = 480e9, 370e9, 350e9
+# Links. Bus bandwidth as nccl-tests counts it, bytes a second: within a node of 8 (NVLink), and over nodes with a
+# 400 Gb/s NIC a GPU (nccl-tests issues 212 and 309: 370 and 369 GB/s measured). Reduce-scatters and gathers go round a
+# ring of all ranks; its latency a hop within and between nodes is as NCCL's own cost model has it for long messages.
+NVLINK, NETWORK = 370e9, 350e9
 HOP_NODE, HOP_NETWORK = 3.4e-6, 14e-6
 CONTENTION = 0.10  # how much computing slows down while NCCL has some of the SMs
 
 
-def link(ranks, all_reduce):
-    """Bus bandwidth, and the latency of a reduce-scatter, an all-gather, or half an all-reduce. The latter goes through
-    the switch of a node and over a tree of nodes, the others round a ring of all ranks."""
-    nodes = ranks // 8
-    if ranks <= 8:
-        return (NVLINK_ALL_REDUCE, 20e-6) if all_reduce else (NVLINK_RING, ranks * HOP_NODE)
-    if all_reduce:
-        return NETWORK, math.log2(nodes) * HOP_NETWORK + 7 * HOP_NODE
-    return NETWORK, nodes * HOP_NETWORK + (ranks - nodes) * HOP_NODE
+def ring_seconds(elems, element_bytes, ranks):
+    """Of a reduce-scatter or a gather of one bucket."""
+    nodes = -(-ranks // 8)
+    latency = (ranks - nodes) * HOP_NODE + (nodes * HOP_NETWORK if nodes > 1 else 0)
+    return latency + (ranks - 1) / ranks * elems * element_bytes / (NVLINK if nodes == 1 else NETWORK)
 
 
 def communication(model, ranks, zero, micro_batches, backward, reduce_bytes=4):
     """(seconds on the wire, exposed seconds, MiB a bucket) of a step whose last backward pass takes `backward` seconds.
-    Exposed are the last bucket of the blocks and the tied embedding, which are complete only at the end, what does not
-    fit beside the backward pass, ZeRO's gather of the weights, and the slower computing meanwhile. ZeRO 2 reduces in
-    every micro-batch."""
+    Exposed are the last bucket of layers and the tied embedding, which are complete only at the end, what does not fit
+    beside the backward pass, ZeRO's gather of the weights, and the slower computing meanwhile. ZeRO 0 sends the sums back
+    bucket by bucket; ZeRO 2 reduces in every micro-batch."""
     if ranks == 1:
         return 0.0, 0.0, 0
     L, C, _, T, _ = MODELS[model]
-    P, f = parameters(L, C, T), (ranks - 1) / ranks
-    bus, latency = link(ranks, zero == 0)
-    passes = 2 if zero == 0 else 1
     rounds = micro_batches if zero == 2 else 1
-    embedding = (round_up(VOCAB, 128) + T) * C
-    cost = lambda n, bucket: passes * (math.ceil(n / bucket) * latency + f * reduce_bytes * n / bus)
     best = None
     for mib in (16, 32, 64, 128, 256, 512, 1024, 2048):
-        elems = mib * 2**20 / 4
-        early, tail = max(P - embedding - elems, 0), min(P - embedding, elems)
-        reduce, last = cost(early, elems), cost(tail, elems) + cost(embedding, elems)
-        gather = 0.0 if zero == 0 else math.ceil(P / elems) * latency + f * 2 * P / bus
-        exposed = rounds * (max(reduce - backward, 0) + last + CONTENTION * min(reduce, backward)) + gather
+        sizes, of_layers = buckets(L, C, T, mib * 2**20)
+        times = [(2 if zero == 0 else 1) * ring_seconds(n, reduce_bytes, ranks) for n in sizes]
+        early, last = sum(times[:of_layers - 1]), sum(times[of_layers - 1:])
+        gather = 0.0 if zero == 0 else sum(ring_seconds(n, 2, ranks) for n in sizes)
+        exposed = rounds * (max(early - backward, 0) + last + CONTENTION * min(early, backward)) + gather
         if best is None or exposed < 0.98 * best[1]:  # smaller buckets unless larger ones gain
-            best = rounds * (reduce + last) + gather, exposed, mib
+            best = rounds * (early + last) + gather, exposed, mib
     return best
 
 
@@ -164,11 +170,7 @@ def plan(model, ranks, precision="bf16"):
     for zero in (0,) if ranks == 1 else (0, 1, 2):
         for recompute in (0, 2):
             for B in (64, 32, 16, 8, 4, 2, 1):
-                state = sum(state_bytes(L, C, T, precision, ranks, zero).values())
-                if zero == 2:  # two buckets of a layer under way, the embedding's among them
-                    state += 4 * max(24 * C * C, (round_up(VOCAB, 128) + T) * C)
-                activations = activation_bytes(L, C, NH, B, T, precision, recompute)
-                if per_rank % (B * T) or state + activations + RESERVED > GPU_BYTES:
+                if per_rank % (B * T):
                     continue
                 micro_batches = per_rank // (B * T)
                 compute, optimizer = step_seconds(model, per_rank, precision, ranks if zero else 1)
@@ -176,8 +178,11 @@ def plan(model, ranks, precision="bf16"):
                     compute *= 1 + 0.04 * math.log2(16384 / (B * T))
                 if recompute:
                     compute *= 1.04
-                backward = compute / micro_batches * 2 / 3
-                wire, exposed, bucket = communication(model, ranks, zero, micro_batches, backward)
+                wire, exposed, bucket = communication(model, ranks, zero, micro_batches, compute / micro_batches * 2 / 3)
+                state = sum(state_bytes(L, C, T, precision, ranks, zero, bucket_mib=bucket).values())
+                activations = activation_bytes(L, C, NH, B, T, precision, recompute)
+                if state + activations + RESERVED > GPU_BYTES:
+                    continue
                 step = compute + optimizer + exposed
                 if best is None or step < best["step"]:
                     best = dict(zero=zero, B=B, A=micro_batches, recompute=recompute, state=state, bucket=bucket,
@@ -272,10 +277,10 @@ def limit_table(_):
     for name, room in (("80 GB (H100)", 70e9), ("141 GB (H200)", 131e9), ("192 GB (B200)", 182e9)):
         for precision, (w, master, gradient, moments, _, cast) in (("bf16", PRECISIONS["bf16"]),
                                                                    ("fp8", PRECISIONS["fp8"])):
-            whole = w + cast
             cells = []
             for ranks, zero in ((1, 0), (8, 1), (64, 1), (8, 2), (64, 2), (1024, 2)):
-                per = whole + (master + moments) / (ranks if zero else 1) + gradient / (ranks if zero == 2 else 1)
+                per = w + cast + (master + moments) / (ranks if zero else 1) + (gradient if zero < 2 else 0)
+                per += gradient / ranks if ranks > 1 else 0
                 cells.append(f"{room / per / 1e9:.1f}")
             rows.append([name, precision] + cells)
     return table(["GPU", "precision", "ZeRO 0", "1, 8 GPUs", "1, 64", "2, 8", "2, 64", "2, 1024"], rows)
@@ -303,7 +308,7 @@ def bytes_text(n):
 def print_bytes(o):
     L, C, NH, T = MODELS[o.bytes][:4] if o.bytes in MODELS else map(int, o.bytes.split(","))
     bytes_of = state_bytes(L, C, T, o.precision, o.ranks, o.zero, o.vocab)
-    kinds = [bytes_of[kind] for kind in ("weights", "masters", "casts", "gradients", "moments")]
+    kinds = [bytes_of[kind] for kind in ("weights", "masters", "casts", "gradients", "moments", "buffer")]
     kinds.append(activation_bytes(L, C, NH, o.batch, o.seq or T, o.precision, o.recompute, o.vocab))
     print(" ".join(f"{bytes_text(n) if n else '-':>11}" for n in kinds + [sum(kinds)]))
 

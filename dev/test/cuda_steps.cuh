@@ -18,6 +18,7 @@
 
 #include "../../llmc/attention.h"
 #include "../../llmc/cross_entropy.h"
+#include "../../llmc/device_plan.h"
 #include "../../llmc/embedding.h"
 #include "../../llmc/gelu.h"
 #include "../../llmc/global_norm.h"
@@ -525,6 +526,36 @@ static void print_digest(void) {
     printf("  digest %016llx, loss %.9g\n", (unsigned long long)hash, loss);
 }
 
+// ----------------------------------------------------------------------------------------------------------------
+// Plans
+
+static void check_planned(const char *what, size_t ranks, int zero, size_t planned, size_t bytes) {
+    // Each of the few takes of an arena is rounded up to 256 bytes
+    CHECK(planned <= bytes && bytes - planned < 4 * ARENA_ALIGN_BYTES, "%s of %zu ranks, --zero %d: planned %zu, %zu bytes",
+          what, ranks, zero, planned, bytes);
+}
+
+// What a machine without a GPU is told that a rank takes (device_plan.h) is what the arenas take. 32 tokens, so that
+// this file's short chunks of logits are as long as the trainer's.
+TEST(steps_plan) {
+    static const Parallel cases[] = {{0, 1, 0, 0, 1 << 20}, {0, 2, 0, 0, 1 << 20}, {0, 3, 1, 0, 100000}, {1, 4, 1, 1, 1}};
+    static Model model;
+    GPTConfig config = {3, 2, 64, 0, 0, 16};
+    BatchShape shape = {2, 16, 0};
+    PrecisionPolicy policy = build_policy();
+    config_set_vocab(&config, 300);
+    for (const Parallel &p : cases) {
+        DevicePlan plan = device_plan(&config, &shape, &p, &policy);
+        model_plan(&model, &config, &shape, 0);
+        model_set_parallel(&model, &p);
+        check_planned("weights", p.ranks, p.zero, plan.weights, model.weights_arena.used_bytes);
+        check_planned("masters", p.ranks, p.zero, plan.masters, model.masters_arena.used_bytes);
+        check_planned("gradients", p.ranks, p.zero, plan.gradients, model.grads_arena.used_bytes);
+        check_planned("moments", p.ranks, p.zero, plan.moments, model.moments_arena.used_bytes);
+        check_planned("activations", p.ranks, p.zero, plan.activations, model.acts_arena.used_bytes);
+    }
+}
+
 // What a schedule of threads or a sanitizer has to see, in seconds.
 static void test_steps_quick(void) {
     RUN(steps_forward);
@@ -536,6 +567,7 @@ static void test_steps_quick(void) {
 static void test_steps_cuda(void) {
     tensor_error_count = 0;
     memset(tensor_errors, 0, sizeof tensor_errors);
+    RUN(steps_plan);
     RUN(steps_forward);
     RUN(steps_gradients);
     RUN(steps_gradients_of_micro_batches);

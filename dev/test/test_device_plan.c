@@ -9,35 +9,45 @@ static GPTConfig shape_of(const char *name, size_t V) {
     return config;
 }
 
+// With buckets of 64 MiB.
 static DevicePlan plan_of(PrecisionMode mode, MasterRule master, MomentsRule moments, size_t ranks, int zero) {
     GPTConfig config = shape_of("gpt2-xl", 50257);
     BatchShape shape = {1, 1024, 0};
-    Parallel parallel = {0, ranks, zero, 0, 0};
+    Parallel parallel = {0, ranks, zero, 0, (size_t)64 << 20};
     PrecisionPolicy policy = precision_policy(mode, master, moments);
     return device_plan(&config, &shape, &parallel, &policy);
 }
 
-static void check_plan(DevicePlan plan, size_t weights, size_t masters, size_t casts, size_t gradients, size_t moments) {
+static void check_plan(DevicePlan plan, size_t weights, size_t masters, size_t casts, size_t gradients, size_t moments,
+                       size_t buffer) {
     CHECK(plan.weights == weights, "weights: %zu, not %zu", plan.weights, weights);
     CHECK(plan.masters == masters, "masters: %zu, not %zu", plan.masters, masters);
     CHECK(plan.casts == casts, "casts: %zu, not %zu", plan.casts, casts);
     CHECK(plan.gradients == gradients, "gradients: %zu, not %zu", plan.gradients, gradients);
     CHECK(plan.moments == moments, "moments: %zu, not %zu", plan.moments, moments);
+    CHECK(plan.buffer == buffer, "buffer: %zu, not %zu", plan.buffer, buffer);
 }
 
 // GPT-2 XL. wte 50304 x 1600, wpe 1024 x 1600, 48 layers of 12 x 1600^2 + 13 x 1600, the last layernorm 2 x 1600:
-// 1,557,686,400 elements, each tensor a multiple of 64. An eighth: 194,710,800. A seventh, rounded up: 222,526,629.
+// 1,557,686,400 elements, each tensor a multiple of 64.
+//
+// A layer, 30,740,800 elements, is more than 64 MiB: a bucket each, the first with the last layernorm's 3,200. The
+// embeddings make five of 16,424,960. An eighth of each, rounded up to 64: 3,843,008 + 47 x 3,842,624 + 5 x 2,053,120 =
+// 194,711,936. A seventh: 4,392,000 + 47 x 4,391,552 + 5 x 2,346,432 = 222,527,104. The largest bucket: 8 x 3,843,008.
 TEST(state_of_gpt2_xl) {
-    const size_t P = 1557686400, eighth = 194710800, seventh = 222526629;
-    check_plan(plan_of(MODE_fp32, MASTER_RULE_FP32, MOMENTS_RULE_FP32, 1, 0), 4 * P, 0, 0, 4 * P, 8 * P);
-    check_plan(plan_of(MODE_bf16, MASTER_RULE_FP32, MOMENTS_RULE_FP32, 8, 0), 2 * P, 4 * P, 0, 4 * P, 8 * P);
-    check_plan(plan_of(MODE_bf16, MASTER_RULE_FP32, MOMENTS_RULE_FP32, 8, 1), 2 * P, 4 * eighth, 0, 4 * P, 8 * eighth);
-    check_plan(plan_of(MODE_bf16, MASTER_RULE_FP32, MOMENTS_RULE_FP32, 7, 2), 2 * P, 4 * seventh, 0, 4 * seventh,
-               8 * seventh);
-    check_plan(plan_of(MODE_bf16, MASTER_RULE_KAHAN, MOMENTS_RULE_BF16, 8, 1), 2 * P, 2 * eighth, 0, 4 * P, 4 * eighth);
+    const MasterRule fp32 = MASTER_RULE_FP32;
+    const MomentsRule plain = MOMENTS_RULE_FP32;
+    const size_t P = 1557686400, eighth = 194711936, seventh = 222527104, buffer = 4 * 8 * 3843008;
+    check_plan(plan_of(MODE_fp32, fp32, plain, 1, 0), 4 * P, 0, 0, 4 * P, 8 * P, 0);
+    check_plan(plan_of(MODE_fp32, fp32, plain, 1, 2), 4 * P, 0, 0, 4 * P, 8 * P, 0);
+    check_plan(plan_of(MODE_bf16, fp32, plain, 8, 0), 2 * P, 4 * P, 0, 4 * P + 4 * eighth, 8 * P, buffer);
+    check_plan(plan_of(MODE_bf16, fp32, plain, 8, 1), 2 * P, 4 * eighth, 0, 4 * P + 4 * eighth, 8 * eighth, buffer);
+    check_plan(plan_of(MODE_bf16, fp32, plain, 7, 1), 2 * P, 4 * seventh, 0, 4 * P + 4 * seventh, 8 * seventh,
+               4 * 7 * 4392000);
+    check_plan(plan_of(MODE_bf16, MASTER_RULE_KAHAN, MOMENTS_RULE_BF16, 8, 1), 2 * P, 2 * eighth, 0, 4 * P + 4 * eighth,
+               4 * eighth, buffer);
     // Both orientations of 48 x 12 x 1600^2, a byte each: 2,949,120,000
-    check_plan(plan_of(MODE_fp8_delayed, MASTER_RULE_FP32, MOMENTS_RULE_FP32, 1, 0), 2 * P, 4 * P, 2949120000, 4 * P,
-               8 * P);
+    check_plan(plan_of(MODE_fp8_delayed, fp32, plain, 1, 0), 2 * P, 4 * P, 2949120000, 4 * P, 8 * P, 0);
 }
 
 // One layer, C 64, 2 heads, 16 tokens, vocabulary 128. Ten tensors of 16 x 64; fch, its GELU and dhidden of 16 x 256; qkv

@@ -322,6 +322,10 @@ ifneq ($(and $(HAVE_CXX),$(filter %test_validate.sh,$(RUN_SHELL)),$(filter 0,$(S
 SCHEDULED += $(foreach precision,$(REHEARSED),build/emulated/test_gpt_$(precision) build/emulated/profile_gpt_$(precision)) \
              build/emulated/train_gpt_bf16
 endif
+# test_run_scripts.sh rehearses with several ranks.
+ifneq ($(and $(HAVE_CXX),$(filter %test_run_scripts.sh,$(RUN_SHELL)),$(filter 0,$(SANITIZE))),)
+SCHEDULED += build/emulated/train_gpt_bf16
+endif
 
 gpu-precisions:
 	@echo $(PRECISIONS)

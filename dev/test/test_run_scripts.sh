@@ -33,6 +33,19 @@ judge "64 ranks: the micro-batch that is theirs" $? 0 '--total-batch 524288 --se
 LAUNCH=echo RANKS=8 BATCH=16 ZERO=2 rehearse scripts/run_1558M.sh 8
 judge "settings of one's own" $? 0 '--batch 16 --zero 2 ' out
 
+# --- several ranks, on the emulator ------------------------------------------------------------------------------
+emulated=$PWD/build/emulated/train_gpt_bf16
+if [ -x "$emulated" ]; then
+    rm -rf "$dir/out"
+    PROGRAM=$emulated GPUS=2 rehearse scripts/run_350M.sh 6
+    judge "two ranks" $? 0 '^done after 6 steps' out
+    check "two ranks share out what --zero 1 does" grep -q '^memory of each of 2 ranks, --zero 1:' "$dir/out.txt"
+    PROGRAM=$emulated GPUS=1 rehearse scripts/run_350M.sh 8
+    judge "and one goes on from there" $? 0 'step_00000006' out
+else
+    skip "several ranks: no $emulated"
+fi
+
 # --- Slurm -------------------------------------------------------------------------------------------------------
 mkdir "$dir/bin"
 printf '#!/bin/sh\nshift\nexec "$@"\n' >"$dir/bin/srun"

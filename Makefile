@@ -307,8 +307,8 @@ SCHEDULED   := $(if $(and $(HAVE_CXX),$(filter %test_emu_schedules.sh,$(RUN_SHEL
 define EMULATED_PROGRAM
 build/emulated/$(1)_%: FORCE
 	@mkdir -p build/emulated
-	@$$(MAKE) --no-print-directory DEVICE=emu PRECISION=$$(subst -sanitize,,$$*) SANITIZE=$$(if $$(findstring sanitize,$$*),1,0) \
-	    MASTER=fp32 MOMENTS=fp32 CFLAGS="$$(if $$(findstring sanitize,$$*),-O1 -g,-O1 $$(NATIVE))" TESTS= \
+	@$$(MAKE) --no-print-directory DEVICE=emu PRECISION=$$(subst -stochastic,,$$(subst -sanitize,,$$*)) SANITIZE=$$(if $$(findstring sanitize,$$*),1,0) \
+	    MASTER=$$(if $$(findstring stochastic,$$*),stochastic,fp32) MOMENTS=fp32 CFLAGS="$$(if $$(findstring sanitize,$$*),-O1 -g,-O1 $$(NATIVE))" TESTS= \
 	    build/emu-$$*/$(1)
 	@ln -sfn ../emu-$$*/$(1) $$@
 endef
@@ -325,6 +325,12 @@ endif
 # test_run_scripts.sh rehearses with several ranks.
 ifneq ($(and $(HAVE_CXX),$(filter %test_run_scripts.sh,$(RUN_SHELL)),$(filter 0,$(SANITIZE))),)
 SCHEDULED += build/emulated/train_gpt_bf16
+endif
+
+# What test_ranks.sh runs.
+RANKED := fp32 fp16 fp8-delayed bf16-stochastic
+ifneq ($(and $(HAVE_CXX),$(filter %test_ranks.sh,$(RUN_SHELL)),$(filter 0,$(SANITIZE))),)
+SCHEDULED += $(RANKED:%=build/emulated/train_gpt_%)
 endif
 
 gpu-precisions:

@@ -942,7 +942,7 @@ static void checkpoint_copy(const Model *model, const CheckpointTensor *tensor, 
 
 // The shards that a tensor of the list is cut into; NULL where this rank has it whole.
 static void *checkpoint_shard(const Model *model, const CheckpointTensor *tensor) {
-    if (!shards_optimizer(&model->shards)) return NULL;
+    if (!shards_optimizer(&model->shards) || tensor->parameter < 0) return NULL;
     if (tensor->name[1] != '.') return MASTERS_APART ? model->masters : NULL;
     return tensor->name[0] == 'm' ? model->m : tensor->name[0] == 'v' ? model->v : model->kahan;
 }
@@ -1006,12 +1006,14 @@ static void model_check_replicas(Model *model) {
         const void *data;
         size_t bytes;
         int everywhere;
-    } kinds[3] = {{"weights", model->weights_arena.base, model->parameter_elems * sizeof(weight_t), 1},
+    } kinds[4] = {{"weights", model->weights_arena.base, model->parameter_elems * sizeof(weight_t), 1},
                   {"masters", model->masters_arena.base, model->masters_arena.used_bytes, 0},
-                  {"moments", model->moments_arena.base, model->moments_arena.used_bytes, 0}};
+                  {"moments", model->moments_arena.base, model->moments_arena.used_bytes, 0},
+                  {"delayed scales", model->linear.delayed,
+                   linear_delayed_elems(&model->recipe, model->config.L) * sizeof(float), 1}};
     Ranks *r = all_ranks();
     uint64_t *all = (uint64_t *)checked_calloc(r->ranks, sizeof *all, "ranks");
-    for (size_t i = 0; i < 3 && r->ranks > 1; i++) {
+    for (size_t i = 0; i < 4 && r->ranks > 1; i++) {
         if (!kinds[i].data || (!kinds[i].everywhere && shards_optimizer(&model->shards))) continue;
         void *copy = bytes_from_device(model, kinds[i].data, kinds[i].bytes);
         Checksum sum;

@@ -207,6 +207,8 @@ static inline void setup_parallel(Trainer *t) {
     p->rank = t->launch.rank;
     p->ranks = o->ranks;
     p->zero = p->ranks > 1 ? (int)o->zero : 0;
+    if (p->zero > 1 && !o->dry_run)
+        die_usage("--zero 2 is not part of this version: gradients stay whole on every rank\ntry: --zero 1");
     p->reduce_bf16 = strcmp(o->reduce, "bf16") == 0;
     p->bucket_bytes = (size_t)(o->bucket * 1048576.0);
     if (p->zero && o->numerics_every)

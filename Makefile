@@ -303,7 +303,7 @@ EMU_CONFIGS := $(if $(filter 1,$(SANITIZE)),bf16-sanitize,$(PRECISIONS))
 EMU_MODELS  := $(if $(and $(HAVE_CXX),$(wildcard test_gpt.cu)),$(patsubst %,build/emulated/test_gpt_%,$(EMU_CONFIGS)))
 RUN_MODELS  := $(if $(filter cpu,$(DEVICE)),$(if $(TESTS),$(filter $(addprefix %/test_,$(TESTS)),$(EMU_MODELS)),$(EMU_MODELS)))
 SCHEDULED   := $(if $(and $(HAVE_CXX),$(filter %test_emu_schedules.sh,$(RUN_SHELL)),$(filter 0,$(SANITIZE))), \
-                 $(patsubst %,build/emulated/test_gpt_%,bf16 fp32 bf16-sanitize))
+                 $(patsubst %,build/emulated/test_gpt_%,bf16 fp32 fp8-delayed fp8-row fp8-block mxfp8 nvfp4 bf16-sanitize nvfp4-sanitize))
 define EMULATED_PROGRAM
 build/emulated/$(1)_%: FORCE
 	@mkdir -p build/emulated

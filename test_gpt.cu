@@ -2,10 +2,11 @@
 // whole steps. Runs on a GPU, on dev/emu and on any other CUDA runtime, from the same source.
 //
 //     make DEVICE=cuda PRECISION=bf16 test_gpt && ./test_gpt          all
-//     ./test_gpt kernels, attention, steps or quick                  some; quick: a pass and its digest, in seconds
+//     ./test_gpt kernels, attention, steps, recipes or quick         some; quick: a pass and its digest, in seconds
 #include "dev/test/cuda_steps.cuh"
 
 #include "dev/test/cuda_attention.cuh"
+#include "dev/test/cuda_recipes.cuh"
 
 int main(int argc, char **argv) {
     const char *part = argc > 1 ? argv[1] : "all";
@@ -20,6 +21,7 @@ int main(int argc, char **argv) {
     if (kernels || strcmp(part, "kernels") == 0) test_kernels_cuda();
     if (kernels || strcmp(part, "attention") == 0) test_attention_cuda();
     if (all || strcmp(part, "steps") == 0) test_steps_cuda();
+    if ((all && BUILD_SCALING != SCALING_NONE) || strcmp(part, "recipes") == 0) test_recipes_cuda();
     if (strcmp(part, "quick") == 0) test_steps_quick();
     return test_summary();
 }

@@ -345,6 +345,11 @@ static void model_set_parallel(Model *model, const Parallel *parallel) {
     model_lay_out(model);
 }
 
+// How the linear layers' products run on this card, where that is not what the list of them says.
+static void model_print_routes(const Model *model) {
+    linear_print_routes(&model->linear.routes, model->config.C, model->shape.B * model->shape.T);
+}
+
 // The most sequences a micro-batch of this model may have in `bytes`; 0: none.
 static size_t largest_batch(const Model *model, size_t bytes) {
     size_t low = 0, high = model->shape.B;

@@ -132,9 +132,9 @@ static inline LinearRoutes linear_routes(const LinearRecipe *recipe, size_t chan
 }
 
 // One line for each kind of product that is emulated.
-static inline void linear_print_routes(const LinearRoutes *routes, size_t channels) {
+static inline void linear_print_routes(const LinearRoutes *routes, size_t channels, size_t N) {
     static const char *const gemms[3] = {"fprop", "dgrad", "wgrad"};
-    char list[256] = "";
+    char list[1024] = "";
     size_t used = 0;
     if (!routes->why) return;
     for (int kind = 0; kind < LINEAR_KINDS; kind++)
@@ -142,11 +142,11 @@ static inline void linear_print_routes(const LinearRoutes *routes, size_t channe
             size_t C, OC;
             linear_shape((LinearKind)kind, channels, &C, &OC);
             if (routes->emulated[kind][gemm] && used < sizeof list)
-                used += (size_t)snprintf(list + used, sizeof list - used, "%s%s %s", used ? ", " : "",
-                                         linear_kind_name((LinearKind)kind), gemms[gemm]);
+                used += (size_t)snprintf(list + used, sizeof list - used, "%s%s %s (%zu -> %zu)", used ? ", " : "",
+                                         linear_kind_name((LinearKind)kind), gemms[gemm], C, OC);
         }
-    printf("emulated in bf16 on %s (compute capability %d.%d): %s\n  why: %s\n", device_info()->name,
-           device_info()->cc / 10, device_info()->cc % 10, list, routes->why);
+    printf("emulated by bf16 products on %s (compute capability %d.%d), %zu tokens:\n  %s\n  why: %s\n",
+           device_info()->name, device_info()->cc / 10, device_info()->cc % 10, N, list, routes->why);
 }
 
 // ----------------------------------------------------------------------------------------------------------------

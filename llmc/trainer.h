@@ -6,6 +6,7 @@
 //     model_plan(m, config, shape, decode_T)   work out every arena, allocate nothing
 //     model_arenas(m, arenas)                  the arenas, for the memory plan
 //     model_set_recipe(m, recipe)              what linear layers do, before the memory plan is looked at
+//     model_print_routes(m)                    which of their products run how, where the device decides
 //     model_set_parallel(m, parallel)          ranks and what they share out, likewise
 //     model_reduce_next(m)                     the next backward pass is the step's last: gradients go to the other ranks
 //     model_exposed_ms(m)                      how long the last step waited for them after its backward pass
@@ -875,6 +876,7 @@ static inline void setup(Trainer *t, int argc, char **argv) {
     if (MODEL_ON_GPU || !o->dry_run) model_set_parallel(&t->model, &t->parallel);
     print_plan(t);
     print_linear_plan(stdout, &recipe, t->config.L, t->config.C, t->B * t->T);
+    model_print_routes(&t->model);
     fflush(stdout);
 }
 

@@ -25,14 +25,25 @@ case $BUILD in *-sanitize*) # there the models' tests are themselves sanitized
     echo "0 passed, 0 failed, 1 skipped"
     exit ;;
 esac
-if [ -x build/emulated/test_gpt_bf16-sanitize ]; then
-    build/emulated/test_gpt_bf16-sanitize quick >"$dir/out" 2>&1
-    result $? "bf16 with sanitizers"
-else
-    skipped=$((skipped + 1))
-    echo "skip  sanitizers: build/emulated/test_gpt_bf16-sanitize is not built"
-fi
-for precision in bf16 fp32; do
+for precision in bf16 nvfp4; do
+    if [ -x build/emulated/test_gpt_$precision-sanitize ]; then
+        build/emulated/test_gpt_$precision-sanitize quick >"$dir/out" 2>&1
+        result $? "$precision with sanitizers"
+    else
+        skipped=$((skipped + 1))
+        echo "skip  sanitizers: build/emulated/test_gpt_$precision-sanitize is not built"
+    fi
+done
+# Each card's way: no fp8, scales of tensors only, Hopper's blocks (the default), Blackwell's.
+for precision in fp8-delayed fp8-row fp8-block mxfp8 nvfp4; do
+    program=build/emulated/test_gpt_$precision
+    [ -x "$program" ] || continue
+    for cc in 80 89 100 120; do
+        EMU_CC=$cc "$program" quick >"$dir/out" 2>&1
+        result $? "$precision as compute capability ${cc%?}.${cc#${cc%?}}"
+    done
+done
+for precision in bf16 fp32 fp8-block; do
     program=build/emulated/test_gpt_$precision
     if [ ! -x "$program" ]; then
         skipped=$((skipped + 1))

@@ -197,6 +197,9 @@ static void model_set_recipe(Model *model, const LinearRecipe *recipe) {
     model_lay_out(model);
 }
 
+// Products here are what the list of linear layers says.
+static void model_print_routes(const Model *model) { (void)model; }
+
 // Several ranks are the GPU trainer's: this one uses all cores of its machine by threads.
 static void ranks_join(const Launch *launch, double timeout, uint64_t fingerprint) {
     (void)timeout, (void)fingerprint;
@@ -208,9 +211,6 @@ static void ranks_gather(void *all, const void *mine, size_t bytes) { memcpy(all
 static void model_reduce_next(Model *model) { (void)model; }
 static double model_exposed_ms(const Model *model) { return (void)model, 0.0; }
 static void model_check_replicas(Model *model) { (void)model; }
-// Products here are what the list of linear layers says.
-static void model_print_routes(const Model *model) { (void)model; }
-
 static void model_set_parallel(Model *model, const Parallel *parallel) {
     (void)model;
     if (parallel->ranks > 1) die_usage("a plan for %zu ranks is the GPU trainer's\ntry: make DEVICE=emu", parallel->ranks);

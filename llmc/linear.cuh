@@ -330,15 +330,18 @@ static inline void linear_cast(const LinearContext *ctx, const Linear *l, QuantR
     if constexpr (BUILD_SCALING != SCALING_NONE) {
         constexpr ScalingRule scaling = BUILD_SCALING == SCALING_DELAYED ? SCALING_TENSOR : BUILD_SCALING;
         const QuantState state = linear_state(ctx, l, role);
+        // row_gwhp has w for dgrad by its tensor
+        constexpr ScalingRule other = BUILD_SCALING == SCALING_ROW ? SCALING_TENSOR : scaling;
         if (count == 2 &&
             (casts[0].spec.scaling != casts[1].spec.scaling || casts[0].operand->format != casts[1].operand->format)) {
             linear_cast(ctx, l, role, &casts[0], 1, in, rows, cols, amax_known);
             linear_cast(ctx, l, role, &casts[1], 1, in, rows, cols, amax_known);
-        } else if (BUILD_SCALING == SCALING_ROW && casts[0].spec.scaling == SCALING_TENSOR) {  // row_gwhp's w for dgrad
-            quantize_device<SCALING_TENSOR>(casts, count, &state, cast_source(in), rows, cols, amax_known, NULL, ctx->stream);
+        } else if (other != scaling && casts[0].spec.scaling == other) {
+            quantize_device<other>(casts, count, &state, cast_source(in), rows, cols, amax_known, NULL, ctx->stream);
         } else {
             amax_known = amax_known || (BUILD_SCALING == SCALING_DELAYED && *ctx->host_missing == 0);
-            quantize_device<scaling>(casts, count, &state, cast_source(in), rows, cols, amax_known, ctx->amax_scratch, ctx->stream);
+            quantize_device<scaling>(casts, count, &state, cast_source(in), rows, cols, amax_known, ctx->amax_scratch,
+                                     ctx->stream);
         }
     }
 }
@@ -517,7 +520,8 @@ static inline void linear_forward(const LinearContext *ctx, const DeviceLinear *
         linear_observe_weight(ctx, linear);
         linear_observe(ctx, l, QUANT_X, GEMM_FPROP, inp, N, l->C);
         linear_cast(ctx, l, QUANT_X, &cast, 1, inp, N, l->C, 0);
-        matmul_forward_cast(ctx->matmul, (__nv_bfloat16 *)out, &x, &linear->w_fprop, ctx->recipe->fast_forward, ctx->stream);
+        matmul_forward_cast(ctx->matmul, (__nv_bfloat16 *)out, &x, &linear->w_fprop, ctx->recipe->fast_forward,
+                            ctx->stream);
         linear_add_bias(out, linear->bias, N, l->OC, ctx->stream);
     }
 }

@@ -29,7 +29,7 @@ typedef enum {
     SCALES_OUTER,     // row: fp32 (outer)
     SCALES_VEC128,    // block 1x128: fp32 [ceil(k / 128)][outer rounded up to 4]
     SCALES_BLK128,    // block 128x128: fp32 [ceil(outer / 128)][ceil(k / 128) rounded up to 4]
-    SCALES_TILED_32,  // mx, and row and block on Blackwell: one e8m0 byte a 32 along k, in tiles of 128 x 4 (quant_tiled_scale)
+    SCALES_TILED_32,  // mx; row and block on Blackwell: one e8m0 byte a 32 along k, tiles of 128 x 4 (quant_tiled_scale)
     SCALES_TILED_16   // nv: the same with one ue4m3 byte a 16 along k
 } QuantScaleLayout;
 

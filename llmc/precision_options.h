@@ -204,6 +204,30 @@ static inline void print_linear_plan(FILE *out, const LinearRecipe *recipe, size
     if (!cast) warn("every linear layer is kept in %s: this run shows nothing of %s", format_name(BUILD_ACT), build_policy().name);
 }
 
+// From how many channels on a recipe's products save more than its casts cost on an H100, by 3 % (doc/gpu.md works it out
+// from bytes and flops; nobody has measured it yet). 0: Hopper has no such products.
+static inline size_t fp8_pays_from_channels(ScalingRule scaling) {
+    switch (scaling) {
+        case SCALING_NONE: return 1;
+        case SCALING_MX:
+        case SCALING_NV: return 0;
+        case SCALING_DELAYED: return 1280;
+        default: return 1600;
+    }
+}
+
+// For a GPU: warns where bf16 is expected to be as fast.
+static inline void warn_linear_speed(const LinearRecipe *recipe, size_t channels) {
+    const size_t pays_from = fp8_pays_from_channels(recipe->scaling);
+    const char *name = build_policy().name;
+    if (pays_from == 0)
+        warn("%s is expected to be slower than bf16 on a GPU without such products\nwhy: they begin with compute "
+             "capability 10.0; before, casts come on top of bf16's products", name);
+    else if (channels < pays_from)
+        warn("%s is not expected to be faster than bf16 with %zu channels\nwhy: casting costs what the products save; it "
+             "pays from %zu on an H100 (doc/gpu.md)", name, channels, pays_from);
+}
+
 // Checks all of it and sets what is global: how tf32 rounds.
 static inline void precision_options_apply(const Options *o) {
     precision_options_refuse(o);

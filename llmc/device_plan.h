@@ -28,8 +28,8 @@ static inline size_t device_activation_bytes(const GPTConfig *config, const Batc
     return bytes;
 }
 
-// ZeRO 1 shares out masters and moments, 2 the gradients too. Of several ranks each has its shards of their summed
-// gradients besides. Casts: as if no linear layer were kept high.
+// ZeRO 1 shares out masters and moments, 2 the gradients too, but for the embeddings' and those of two buckets' layers.
+// Of several ranks each has its shards of their summed gradients besides. Casts: as if no linear layer were kept high.
 static inline DevicePlan device_plan(const GPTConfig *config, const BatchShape *shape, const Parallel *parallel,
                                      const PrecisionPolicy *policy) {
     ParameterInfo table[GPT_PARAMETER_COUNT];
@@ -39,12 +39,13 @@ static inline DevicePlan device_plan(const GPTConfig *config, const BatchShape *
     memset(&buckets, 0, sizeof buckets);
     if (parallel->ranks > 1) buckets = bucket_plan(config, parallel->ranks, parallel->bucket_bytes);
     double optimizer = (double)(parallel->ranks > 1 && parallel->zero >= 1 ? buckets.shard_total : P);
-    size_t whole_gradients = parallel->ranks > 1 && parallel->zero >= 2 ? 0 : P;
+    GPTConfig in_work = *config;  // the layers whose gradients are there at once
+    if (parallel->ranks > 1 && parallel->zero >= 2) in_work.L = 2 * buckets.layers_each;
     DevicePlan plan;
     plan.weights = (size_t)(each.weight * (double)P);
     plan.masters = (size_t)((each.master + each.kahan) * optimizer);
     plan.casts = (size_t)(each.codes * 12.0 * (double)config->L * (double)config->C * (double)config->C);
-    plan.gradients = (whole_gradients + buckets.shard_total) * sizeof(float);
+    plan.gradients = (parameter_table(&in_work, table) + buckets.shard_total) * sizeof(float);
     plan.moments = (size_t)(each.moments * optimizer);
     plan.buffer = buckets.staging_elems * sizeof(float);
     plan.activations = device_activation_bytes(config, shape, policy->act);

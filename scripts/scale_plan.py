@@ -54,27 +54,29 @@ def parameters(L, C, positions, V=VOCAB):
 
 
 def buckets(L, C, positions, bucket_bytes, V=VOCAB):
-    """(elements of each bucket, how many are of layers): in the order in which the backward pass completes them, whole
+    """(elements of each bucket, how many are of layers, layers in one): in the order in which the backward pass completes them, whole
     layers from the last (with the final layernorm) to the first, then the embeddings in equal parts."""
     room, layer, embeddings = max(int(bucket_bytes / 4), 1), 12 * C * C + 13 * C, (round_up(V, 128) + positions) * C
     each = min(max(room // layer, 1), L)
     sizes = [layer * min(each, L - begin) for begin in range(0, L, each)]
     sizes[0] += 2 * C
     part = round_up(-(-embeddings // -(-embeddings // room)), 64)
-    return sizes + [min(part, embeddings - begin) for begin in range(0, embeddings, part)], len(sizes)
+    return sizes + [min(part, embeddings - begin) for begin in range(0, embeddings, part)], len(sizes), each
 
 
 def state_bytes(L, C, positions, precision, ranks, zero, V=VOCAB, bucket_mib=64):
     """Bytes a rank: weights, masters, moments, gradients, casts, the buffer of one bucket."""
     weight, master, gradient, moments, _, cast = PRECISIONS[precision]
     P = parameters(L, C, positions, V)
-    shards = [0]
+    shards, gradient_elems = [0], P
     if ranks > 1:
-        shards = [round_up(-(-n // ranks), 64) for n in buckets(L, C, positions, bucket_mib * 2**20, V)[0]]
+        sizes, _, each = buckets(L, C, positions, bucket_mib * 2**20, V)
+        shards = [round_up(-(-n // ranks), 64) for n in sizes]
+        gradient_elems = parameters(2 * each, C, positions, V) if zero >= 2 else P  # of the layers in work alone
     shard = sum(shards)
     optimizer = shard if ranks > 1 and zero >= 1 else P
     return dict(weights=weight * P, masters=master * optimizer, moments=moments * optimizer,
-                gradients=gradient * (P if zero < 2 or ranks == 1 else 0) + 4 * shard, casts=cast * 12 * L * C * C,
+                gradients=gradient * gradient_elems + 4 * shard, casts=cast * 12 * L * C * C,
                 buffer=4 * ranks * max(shards))
 
 
@@ -148,7 +150,7 @@ def communication(model, ranks, zero, micro_batches, backward, reduce_bytes=4):
     rounds = micro_batches if zero == 2 else 1
     best = None
     for mib in (16, 32, 64, 128, 256, 512, 1024, 2048):
-        sizes, of_layers = buckets(L, C, T, mib * 2**20)
+        sizes, of_layers, _ = buckets(L, C, T, mib * 2**20)
         times = [(2 if zero == 0 else 1) * ring_seconds(n, reduce_bytes, ranks) for n in sizes]
         early, last = sum(times[:of_layers - 1]), sum(times[of_layers - 1:])
         gather = 0.0 if zero == 0 else sum(ring_seconds(n, 2, ranks) for n in sizes)

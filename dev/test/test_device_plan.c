@@ -44,6 +44,8 @@ TEST(state_of_gpt2_xl) {
     check_plan(plan_of(MODE_bf16, fp32, plain, 8, 1), 2 * P, 4 * eighth, 0, 4 * P + 4 * eighth, 8 * eighth, buffer);
     check_plan(plan_of(MODE_bf16, fp32, plain, 7, 1), 2 * P, 4 * seventh, 0, 4 * P + 4 * seventh, 8 * seventh,
                4 * 7 * 4392000);
+    // The embeddings, the last layernorm and two layers: 82,124,800 + 3,200 + 2 x 30,740,800
+    check_plan(plan_of(MODE_bf16, fp32, plain, 8, 2), 2 * P, 4 * eighth, 0, 4 * 143609600 + 4 * eighth, 8 * eighth, buffer);
     check_plan(plan_of(MODE_bf16, MASTER_RULE_KAHAN, MOMENTS_RULE_BF16, 8, 1), 2 * P, 2 * eighth, 0, 4 * P + 4 * eighth,
                4 * eighth, buffer);
     // Both orientations of 48 x 12 x 1600^2, a byte each: 2,949,120,000

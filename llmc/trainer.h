@@ -876,11 +876,8 @@ static inline void setup(Trainer *t, int argc, char **argv) {
     if (MODEL_ON_GPU || !o->dry_run) model_set_parallel(&t->model, &t->parallel);
     print_plan(t);
     print_linear_plan(stdout, &recipe, t->config.L, t->config.C, t->B * t->T);
-<<<<<<< HEAD
     model_print_routes(&t->model);
-=======
     if (MODEL_ON_GPU) warn_linear_speed(&recipe, t->config.C);
->>>>>>> 61e9667 (dry run: says where fp8 is not expected to be faster than bf16)
     fflush(stdout);
 }
 

@@ -19,8 +19,8 @@
 //             accumulators are the A operands of dV and dK as they stand; only dS passes through shared memory, once,
 //             for dQ. 160 products to 76 loads and stores (HS 128: 320 to 180): bound by shared memory, at 2.1 and 1.8.
 // Both want all 255 registers, and two blocks an SM (HS 128 backward: one block of 8 warps) is what 255 leave. ptxas
-// for sm_80 to sm_120a spills nothing at HS 64 nor in any backward kernel; a word or two in some forward kernels of 128
-// columns. Shared memory: forward 48 KB (HS 128: 96), backward 57 KB (145; 69 for cards with 99 KB).
+// for sm_80 to sm_120a spills nothing, if only just: what a kernel needs again later is made anew there (att_opaque).
+// Shared memory: forward 48 KB (HS 128: 96), backward 57 KB (145; 69 for cards with 99 KB).
 //
 // Order of sums in the backward pass, without atomics. dK and dV live in registers while a block walks the queries of
 // its keys. dQ gets a contribution from every key block. Either a second kernel recomputes S and dP by query blocks:
@@ -111,10 +111,11 @@ __device__ __forceinline__ void att_round_to_a(uint32_t (&a)[4], const float (&l
 
 // Starts the copy of ROWS rows of HS elements, `stride` apart, into a tile; zeros beyond HS and from row `rows` on.
 template <int W, int ROWS, int THREADS, typename E>
-__device__ __forceinline__ void att_load_tile(E *tile, const E *inp, size_t stride, int rows, int HS) {
+__device__ __forceinline__ void att_load_tile(E *tile, const E *inp, size_t stride, int rows, int HS,
+                                              unsigned thread = threadIdx.x) {
     constexpr int PIECES = W / 8, STEP = THREADS / PIECES;  // rows the block copies at a time
     static_assert(ROWS % STEP == 0 && STEP % 8 == 0, "every thread copies the same number of pieces");
-    const int row = threadIdx.x / PIECES, col = threadIdx.x % PIECES * 8;
+    const int row = thread / PIECES, col = thread % PIECES * 8;
     E *to = tile + att_at<W>(row, col);
     const unsigned offset = att_opaque(row * (unsigned)stride + col);  // 64-bit addresses of all pieces would be kept
     rows = col < HS ? rows - row : 0;
@@ -196,7 +197,7 @@ __device__ __forceinline__ void att_forward_step(AttForwardState<E, W> &state,
 #pragma unroll
                 for (int i = 0; i < 4; i++) q_d[m][i] = q[m][d / 16][i];
             } else {
-                att_load_a_mk<W>(q_d[m], q_tile, m * 16, d);
+                att_load_a_mk<W>(q_d[m], q_tile, m * 16, d, att_opaque(threadIdx.x % WARP_SIZE));
             }
         }
 #pragma unroll
@@ -286,9 +287,10 @@ static __global__ void __launch_bounds__(ATT_FWD_WARPS *WARP_SIZE, 2)
         k = qkv + shape.C, v = k + shape.C;
     }
 
-    att_load_tile<W, ATT_FWD_QUERIES, THREADS>(q_tile, qkv + first * stride, stride, T - first, HS);
-    att_load_tile<W, ATT_FWD_KEYS, THREADS>(k_tiles, k, stride, T, HS);
-    att_load_tile<W, ATT_FWD_KEYS, THREADS>(v_tiles, v, stride, T, HS);
+    att_load_tile<W, ATT_FWD_QUERIES, THREADS>(q_tile, qkv + first * stride, stride, T - first, HS,
+                                               att_opaque(threadIdx.x));
+    att_load_tile<W, ATT_FWD_KEYS, THREADS>(k_tiles, k, stride, T, HS, att_opaque(threadIdx.x));
+    att_load_tile<W, ATT_FWD_KEYS, THREADS>(v_tiles, v, stride, T, HS, att_opaque(threadIdx.x));
     cp_async_commit();
 
     AttForwardState<E, W> state;
@@ -317,11 +319,13 @@ static __global__ void __launch_bounds__(ATT_FWD_WARPS *WARP_SIZE, 2)
         __syncthreads();  // this block of keys is here for all, and nobody reads the other buffer any more
         if (next < end) {
             const int to = (stage ^ 1) * ATT_FWD_KEYS * W;
-            att_load_tile<W, ATT_FWD_KEYS, THREADS>(k_tiles + to, k + next * stride, stride, T - next, HS);
-            att_load_tile<W, ATT_FWD_KEYS, THREADS>(v_tiles + to, v + next * stride, stride, T - next, HS);
+            att_load_tile<W, ATT_FWD_KEYS, THREADS>(k_tiles + to, k + next * stride, stride, T - next, HS,
+                                                    att_opaque(threadIdx.x));
+            att_load_tile<W, ATT_FWD_KEYS, THREADS>(v_tiles + to, v + next * stride, stride, T - next, HS,
+                                                    att_opaque(threadIdx.x));
         }
         cp_async_commit();
-        const int offset = first + row - key;
+        const int offset = first + att_opaque(row) - key;
         if (offset > -16 * ATT_FWD_MT)
             att_forward_step<decltype(diagonal)::value, Q_IN_REGISTERS>(state, q, q_tile + row * W,
                                                                         k_tiles + stage * ATT_FWD_KEYS * W,
@@ -332,7 +336,8 @@ static __global__ void __launch_bounds__(ATT_FWD_WARPS *WARP_SIZE, 2)
     for (; key < first; key += ATT_FWD_KEYS) step(key, AttBool<false>());
     for (; key < end; key += ATT_FWD_KEYS) step(key, AttBool<true>());
 
-    const int lane = threadIdx.x % WARP_SIZE, head_ix = att_opaque(blockIdx.x) / tiles;
+    const int head_ix = att_opaque(blockIdx.x) / ((att_opaque(T) + ATT_FWD_QUERIES - 1) / ATT_FWD_QUERIES);
+    const int lane = threadIdx.x % WARP_SIZE;
     const AttHead head(head_ix, shape);
     float inverse[ATT_FWD_MT][2];
 #pragma unroll

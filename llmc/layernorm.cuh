@@ -200,6 +200,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         for (int r = 0; r < ROWS; r++) {
             if (!active || row + r >= end) continue;
             float avg_d = 0, avg_dx = 0;
+#pragma unroll 4  // all at once, the sums would take the registers of the loads
             for (int i = 0; i < WARPS; i++) {
                 avg_d += shared[parity][i][2 * r];
                 avg_dx += shared[parity][i][2 * r + 1];

@@ -254,7 +254,7 @@ $(GPU_PROGRAMS): $(B)/%: %.cu $(B)/flags
 endif
 -include $(wildcard $(B)/*.d $(B)/emu/*.d)
 
-.PHONY: all gpu-precisions train_gpt tokenize test_gpt profile_gpt data run test test-emu cuda-check test-exhaustive bench demos check-headers format clean help
+.PHONY: all gpu-precisions train_gpt tokenize test_gpt profile_gpt data run test test-emu cuda-check test-compiled test-exhaustive bench demos check-headers format clean help
 all: $(PROGRAMS)
 
 # The links point at the configuration asked for last.
@@ -347,8 +347,14 @@ test-emu: $(if $(HAVE_CXX),$(addprefix $(B)/,$(EMU_TESTS)) $(EMU_MODELS) $(SCHED
 
 # Every .cu file with nvcc for each architecture, and what its kernels take.
 cuda-check:
-	@NVCC="$(NVCC)" CXX="$(CXX)" CUDA_ARCHS="$(or $(CUDA_ARCH),$(CUDA_ARCHS))" PCRE2_FLAGS="$(PCRE2_FLAGS)" \
-	    PCRE2_LIBS="$(PCRE2_LIBS)" NCCL_FLAGS="$(NCCL_FLAGS)" NCCL_LIBS="$(NCCL_LIBS)" sh scripts/cuda_check.sh
+	@NVCC="$(NVCC)" CXX="$(CXX)" CUDA_ARCHS="$(or $(CUDA_ARCH),$(CUDA_ARCHS))" PRECISIONS="$(or $(CHECK_PRECISIONS),$(PRECISIONS))" CHECK="$(CHECK)" \
+	    PCRE2_FLAGS="$(PCRE2_FLAGS)" PCRE2_LIBS="$(PCRE2_LIBS)" NCCL_FLAGS="$(NCCL_FLAGS)" NCCL_LIBS="$(NCCL_LIBS)" \
+	    sh scripts/cuda_check.sh
+
+# What nvcc makes of the GPU trainer, on a PTX emulator where there is one.
+test-compiled: $(B)/tokenize
+	@NVCC="$(NVCC)" CXX="$(CXX)" BUILD=$(B) PTX_EMULATOR="$(PTX_EMULATOR)" PRECISIONS="$(or $(CHECK_PRECISIONS),$(PRECISIONS))" MODES="$(MODES)" \
+	    CHECK="$(CHECK)" sh dev/test/compiled.sh
 
 test-exhaustive: $(addprefix $(B)/,$(EXHAUSTIVE)) | $(B)/flags
 	@BUILD=$(B) TEST_TIMEOUT=36000 sh dev/test/run.sh $^ $(wildcard dev/test/exhaustive_*.sh)
@@ -377,8 +383,10 @@ Targets
   run            build, make the embedded dataset, train on it for about a minute, sample, plot
   test           every unit test, then every shell test; ends with 'N passed, N failed'
   test-emu       the tests of dev/emu, the CUDA runtime for the CPU, and of the GPU trainer on it (part of `test`)
-  cuda-check     compile every .cu file with nvcc for each architecture; registers, shared memory and spills of each
-                 kernel; fails on warnings and on spills in hot kernels
+  cuda-check     compile every .cu file with nvcc, in each precision for each architecture; registers, shared memory and
+                 spills of each kernel; fails on warnings and on spills in hot kernels. CHECK=quick: each once
+  test-compiled  run nvcc's code of the GPU trainer without a GPU: PTX_EMULATOR=folder names a PTX emulator
+                 (dev/test/compiled.sh says what that is); CHECK=quick: each precision and each mode once
   test-exhaustive  what takes minutes: every fast number conversion on all 2^32 floats; each precision's loss after 200
                  steps against fp32's, over seeds
   test_gpt       build ./test_gpt, the trainer against reference numbers

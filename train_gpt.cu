@@ -83,6 +83,7 @@ typedef struct Model {
     LinearContext linear;
 
     ParameterInfo table[GPT_PARAMETER_COUNT];
+    ParameterInfo gradient_table[GPT_PARAMETER_COUNT];  // the same, but with --zero 2: of the layers in work alone
     size_t parameter_elems;  // of one arena of parameters, padding included
     DeviceParameters<weight_t> weights;
     DeviceParameters<float> grads;
@@ -242,6 +243,7 @@ static void model_lay_out_linears(Model *model) {
     const DeviceParameters<float> *g = &model->grads;
     weight_t *const weights[LINEAR_KINDS] = {w->qkvw, w->attprojw, w->fcw, w->fcprojw};
     weight_t *const biases[LINEAR_KINDS] = {w->qkvb, w->attprojb, w->fcb, w->fcprojb};
+    const Shards *shards = &model->shards;
     float *const dweights[LINEAR_KINDS] = {g->qkvw, g->attprojw, g->fcw, g->fcprojw};
     linear_context_take(&model->linear, &model->recipe, &model->work_arena, model->shape.B * model->shape.T, config->L,
                         config->C);
@@ -252,7 +254,7 @@ static void model_lay_out_linears(Model *model) {
         if (!model->linears) continue;  // planning
         d.weight = at_layer(weights[kind], layer, d.layer.C * d.layer.OC);
         d.bias = at_layer(biases[kind], layer, d.layer.OC);
-        d.dweight = at_layer(dweights[kind], layer, d.layer.C * d.layer.OC);
+        d.dweight = at_layer(dweights[kind], shards_gradient_layer(shards, layer), d.layer.C * d.layer.OC);
         model->linears[i] = d;
     }
 }
@@ -270,8 +272,10 @@ static void model_lay_out(Model *model) {
     model->masters = weights;
     if (MASTERS_APART) model->masters = arena_take(&model->masters_arena, S, MASTER_BYTES);
     if (BUILD_MASTER_RULE == MASTER_RULE_KAHAN) take(&model->kahan, &model->masters_arena, S);
-    take(&grads, &model->grads_arena, P);
-    if (grads) parameters_point_device(&model->grads, grads, model->table);
+    GPTConfig gradient_config = *config;
+    gradient_config.L = shards_gradient_layers(shards, config->L);
+    take(&grads, &model->grads_arena, parameter_table(&gradient_config, model->gradient_table));
+    if (grads) parameters_point_device(&model->grads, grads, model->gradient_table);
     take(&shards->gradients, &model->grads_arena, shards->plan.shard_total);
     model->m = arena_take(&model->moments_arena, S, MOMENT_BYTES);
     model->v = arena_take(&model->moments_arena, S, MOMENT_BYTES);
@@ -408,7 +412,7 @@ static void model_create(Model *model) {
     size_t linears = model->config.L * LINEAR_KINDS;
     model->linears = (DeviceLinear *)checked_calloc(linears, sizeof(DeviceLinear), "linear layers");
     model_lay_out(model);
-    shards_create(&model->shards);
+    shards_create(&model->shards, model->gradient_table);
     model->work.matmul = matmul_scratch(model->work.matmul_workspace, matmul_scratch_bytes());
     model->work.matmul->autotune = model->recipe.autotune;
     CUDA_CHECK(cudaMallocHost((void **)&host->tokens, token_elems(model) * sizeof(int32_t)));
@@ -685,20 +689,21 @@ static void mlp_backward(Model *model, size_t l) {
     act_t *ln2 = at_layer(acts->ln2, l_ln, S * C), *fch = at_layer(acts->fch, l, S * 4 * C);
     act_t *fch_gelu = at_layer(acts->fch_gelu, l_gelu, S * 4 * C), *residual2 = at_layer(acts->residual2, l, S * C);
     float *mean = at_layer(acts->ln2_mean, l, S), *rstd = at_layer(acts->ln2_rstd, l, S);
+    size_t gl = shards_gradient_layer(&model->shards, l);
 
     if (model->shape.recompute >= 1) gelu_forward(fch_gelu, fch, N * 4 * C, stream);
     linear_backward(linear, linear_at(model, l, LINEAR_FCPROJ), acts->dhidden, acts->dresidual, fch_gelu, N,
                     model->accumulate);
     observe(model, "dfch_gelu", l, acts->dhidden, N * 4 * C);
-    gelu_backward_bias(acts->dhidden, at_layer(g->fcb, l, 4 * C), acts->dhidden, fch, N, 4 * C, model->accumulate,
+    gelu_backward_bias(acts->dhidden, at_layer(g->fcb, gl, 4 * C), acts->dhidden, fch, N, 4 * C, model->accumulate,
                        model->work.floats, stream);
     observe(model, "dfch", l, acts->dhidden, N * 4 * C);
     if (model->shape.recompute >= 2)
         layernorm_forward(ln2, mean, rstd, residual2, at_layer(w->ln2w, l, C), at_layer(w->ln2b, l, C), N, C, stream);
     linear_backward(linear, linear_at(model, l, LINEAR_FC), acts->dnorm, acts->dhidden, ln2, N, model->accumulate);
     observe(model, "dln2", l, acts->dnorm, N * C);
-    layernorm_backward_sums(acts->dresidual, at_layer(g->ln2w, l, C), at_layer(g->ln2b, l, C),
-                            at_layer(g->attprojb, l, C), acts->dnorm, residual2, at_layer(w->ln2w, l, C), mean, rstd, N,
+    layernorm_backward_sums(acts->dresidual, at_layer(g->ln2w, gl, C), at_layer(g->ln2b, gl, C),
+                            at_layer(g->attprojb, gl, C), acts->dnorm, residual2, at_layer(w->ln2w, l, C), mean, rstd, N,
                             C, model->work.floats, stream);
     observe(model, "dresidual2", l, acts->dresidual, N * C);
 }
@@ -716,6 +721,7 @@ static void attention_block_backward(Model *model, size_t l, const act_t *inp) {
     act_t *ln1 = at_layer(acts->ln1, model->shape.recompute < 2 ? l : 0, S * C);
     act_t *qkv = at_layer(acts->qkv, l, S * 3 * C), *att = at_layer(acts->att, l, S * C);
     float *mean = at_layer(acts->ln1_mean, l, S), *rstd = at_layer(acts->ln1_rstd, l, S);
+    size_t gl = shards_gradient_layer(&model->shards, l);
 
     linear_backward(linear, linear_at(model, l, LINEAR_ATTPROJ), acts->dnorm, acts->dresidual, att, N,
                     model->accumulate);
@@ -725,30 +731,40 @@ static void attention_block_backward(Model *model, size_t l, const act_t *inp) {
     observe(model, "dqkv", l, acts->dhidden, N * 3 * C);
     if (model->shape.recompute >= 2)
         layernorm_forward(ln1, mean, rstd, inp, at_layer(w->ln1w, l, C), at_layer(w->ln1b, l, C), N, C, stream);
-    matmul_backward_bias(at_layer(g->qkvb, l, 3 * C), acts->dhidden, N, 3 * C, model->accumulate, model->work.floats,
+    matmul_backward_bias(at_layer(g->qkvb, gl, 3 * C), acts->dhidden, N, 3 * C, model->accumulate, model->work.floats,
                          stream);
     linear_backward(linear, linear_at(model, l, LINEAR_QKV), acts->dnorm, acts->dhidden, ln1, N, model->accumulate);
     observe(model, "dln1", l, acts->dnorm, N * C);
-    layernorm_backward_sums(acts->dresidual, at_layer(g->ln1w, l, C), at_layer(g->ln1b, l, C),
-                            l > 0 ? at_layer(g->fcprojb, l - 1, C) : (float *)NULL, acts->dnorm, inp,
+    layernorm_backward_sums(acts->dresidual, at_layer(g->ln1w, gl, C), at_layer(g->ln1b, gl, C),
+                            l > 0 ? at_layer(g->fcprojb, shards_gradient_layer(&model->shards, l - 1), C) : (float *)NULL, acts->dnorm, inp,
                             at_layer(w->ln1w, l, C), mean, rstd, N, C, model->work.floats, stream);
     observe(model, l == 0 ? "dencoded" : "dresidual3", l == 0 ? 0 : l - 1, acts->dresidual, N * C);
 }
 
-// Starts a step: the next backward pass overwrites the gradients. Matmul gradients need no clearing for that; those
-// whose kernels only add (layernorm's, wpe, the biases before a layernorm) do.
+// Before a pass that overwrites the gradients. Matmul gradients need no clearing for that; those whose kernels only add
+// (layernorm's, wpe, the biases before a layernorm) do: of `layers` layers from `first` on, where `whole` of what is in
+// no layer, too.
+static void clear_gradients(Model *model, size_t first, size_t layers, int whole) {
+    const DeviceParameters<float> *g = &model->grads;
+    for (size_t i = 0; i < GPT_PARAMETER_COUNT; i++) {
+        const ParameterInfo *info = &model->gradient_table[i];
+        float *grad = (float *)model->grads_arena.base + info->offset_elems;
+        size_t elems = info->rows * info->cols;
+        if (info->init != INIT_ONE && grad != g->wpe && grad != g->ln1b && grad != g->ln2b && grad != g->lnfb &&
+            grad != g->attprojb && grad != g->fcprojb)
+            continue;
+        if (bucket_in_layers((int)i)) device_clear(grad + first * elems, layers * elems * sizeof(float), model->stream);
+        else if (whole) device_clear(grad, elems * sizeof(float), model->stream);
+    }
+}
+
+// Starts a step: the next backward pass overwrites the gradients.
 static void model_zero_grad(Model *model) {
     DeviceRange range("zero gradients");
-    const DeviceParameters<float> *g = &model->grads;
     model->accumulate = 0;
+    model->shards.accumulate = 0;
     linear_begin_step(&model->linear);
-    for (size_t i = 0; i < GPT_PARAMETER_COUNT; i++) {
-        const ParameterInfo *info = &model->table[i];
-        float *grad = (float *)model->grads_arena.base + info->offset_elems;
-        if (info->init == INIT_ONE || grad == g->wpe || grad == g->ln1b || grad == g->ln2b || grad == g->lnfb ||
-            grad == g->attprojb || grad == g->fcprojb)
-            device_clear(grad, parameter_elems(info) * sizeof(float), model->stream);
-    }
+    clear_gradients(model, 0, shards_gradient_layers(&model->shards, model->config.L), 1);
 }
 
 // grads += the gradient of (sum of the last forward pass's losses) * dloss.
@@ -760,11 +776,13 @@ static void model_backward(Model *model) {
     observe(model, "dlnf", 0, acts->dnorm, N * C);
     device_clear(acts->dresidual, N * C * sizeof(grad_t), stream);
     layernorm_backward_sums(acts->dresidual, model->grads.lnfw, model->grads.lnfb,
-                            at_layer(model->grads.fcprojb, L - 1, C), acts->dnorm,
+                            at_layer(model->grads.fcprojb, shards_gradient_layer(&model->shards, L - 1), C), acts->dnorm,
                             at_layer(acts->residual3, L - 1, S * C), model->weights.lnfw, acts->lnf_mean,
                             acts->lnf_rstd, N, C, model->work.floats, stream);
     observe(model, "dresidual3", L - 1, acts->dresidual, N * C);
     for (size_t l = L; l-- > 0;) {
+        size_t first, layers = shards_layer_begins(&model->shards, l, &first, stream);
+        if (layers) clear_gradients(model, first, layers, 0);
         mlp_backward(model, l);
         attention_block_backward(model, l, l == 0 ? acts->encoded : at_layer(acts->residual3, l - 1, S * C));
         shards_layer_done(&model->shards, l, (float *)model->grads_arena.base, stream);
@@ -772,7 +790,8 @@ static void model_backward(Model *model) {
     embedding_backward(model->grads.wte, model->grads.wpe, acts->dresidual, &model->plan,
                        model->work.tokens + 2 * round_up(N, 4), model->B, model->T, C, model->work.floats, stream);
     shards_backward_done(&model->shards, (float *)model->grads_arena.base, stream);
-    model->accumulate = 1;
+    if (shards_gradients(&model->shards)) clear_gradients(model, 0, model->shards.slots, 1);  // for the next pass
+    else model->accumulate = 1;
     linear_end_pass(&model->linear);
 }
 
@@ -906,179 +925,9 @@ static void model_end_step(Model *model) {
 }
 
 // ----------------------------------------------------------------------------------------------------------------
-// Access by the shared loop: checkpoints, failures, sampling
+// Access by the shared loop: checkpoints and failures (llmc/model_access.cuh), sampling
 
-// Lists the tensors a checkpoint holds; returns how many: at most 4 * checkpoint_parameter_tensors() + 1.
-static size_t model_checkpoint_list(Model *model, CheckpointTensor *list) {
-    const GPTConfig *config = &model->config;
-    int master_type = BUILD_MASTER_RULE == MASTER_RULE_FP32 ? ST_F32 : ST_BF16;
-    int moment_type = BUILD_MOMENTS_RULE == MOMENTS_RULE_FP32 ? ST_F32 : ST_BF16;
-    size_t n = checkpoint_parameters(list, config, model->masters, CHECKPOINT_IN_MODEL, "transformer.", master_type);
-    n += checkpoint_parameters(list + n, config, model->m, CHECKPOINT_IN_STATE, "m.transformer.", moment_type);
-    n += checkpoint_parameters(list + n, config, model->v, CHECKPOINT_IN_STATE, "v.transformer.", moment_type);
-    if (model->linear.delayed) {
-        checkpoint_array(&list[n], "fp8.delayed", ST_F32, linear_delayed_elems(&model->recipe, config->L),
-                         model->linear.delayed);
-        list[n].host = 0;
-        list[n++].optional = 1;  // a run of another precision has none: histories start empty
-    }
-    if (!model->kahan) return n;
-    size_t end = n + checkpoint_parameters(list + n, config, model->kahan, CHECKPOINT_IN_STATE, "c.transformer.", ST_BF16);
-    for (; n < end; n++) list[n].optional = 1;  // a run that had masters has none: it starts at zero
-    return n;
-}
-
-// A block of a tensor's rows and columns between the device and `host`, where it lies dense.
-static void checkpoint_copy(const Model *model, const CheckpointTensor *tensor, size_t row, size_t rows, size_t col,
-                            size_t cols, void *host, int to_host) {
-    size_t size = safetensors_dtype_bytes(tensor->dtype);
-    char *device = (char *)tensor->data + (row * tensor->cols + col) * size;
-    if (cols == tensor->cols) {  // whole rows lie together: one copy
-        cols *= rows;
-        rows = 1;
-    }
-    for (size_t r = 0; r < rows; r++) {
-        char *far = device + r * tensor->cols * size, *near = (char *)host + r * cols * size;
-        CUDA_CHECK(cudaMemcpyAsync(to_host ? near : far, to_host ? far : near, cols * size,
-                                   to_host ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice, model->stream));
-    }
-    CUDA_CHECK(cudaStreamSynchronize(model->stream));
-}
-
-// The shards that a tensor of the list is cut into; NULL where this rank has it whole.
-static void *checkpoint_shard(const Model *model, const CheckpointTensor *tensor) {
-    if (!shards_optimizer(&model->shards) || tensor->parameter < 0) return NULL;
-    if (tensor->name[1] != '.') return MASTERS_APART ? model->masters : NULL;
-    return tensor->name[0] == 'm' ? model->m : tensor->name[0] == 'v' ? model->v : model->kahan;
-}
-
-// checkpoint_copy() of a tensor in shards: this rank's elements of the block, between its shards and `dense`.
-static void checkpoint_copy_shard(const Model *model, const CheckpointTensor *tensor, size_t row, size_t rows,
-                                  size_t col, size_t cols, void *dense, int to_dense) {
-    const ParameterInfo *info = &model->table[tensor->parameter];
-    size_t size = safetensors_dtype_bytes(tensor->dtype), width = cols;
-    size_t first = info->offset_elems + tensor->layer * info->rows * info->cols + row * tensor->cols + col;
-    if (cols == tensor->cols) {
-        width *= rows;
-        rows = 1;
-    }
-    for (size_t r = 0; r < rows; r++)
-        shards_copy(&model->shards, checkpoint_shard(model, tensor), size, first + r * tensor->cols, width,
-                    (char *)dense + r * width * size, to_dense,
-                    to_dense ? cudaMemcpyDeviceToDevice : cudaMemcpyHostToDevice, model->stream);
-}
-
-// Shards become a whole by a sum: each element's bits are one rank's, and zero on all others.
-static void checkpoint_read_device(void *context, const CheckpointTensor *tensor, size_t row, size_t rows, size_t col,
-                                   size_t cols, void *host) {
-    const Model *model = (const Model *)context;
-    Ranks *r = all_ranks();
-    size_t bytes = rows * cols * safetensors_dtype_bytes(tensor->dtype);
-    communicator_moved();
-    if (!checkpoint_shard(model, tensor)) {
-        if (r->rank == 0) checkpoint_copy(model, tensor, row, rows, col, cols, host, 1);
-        return;
-    }
-    CUDA_CHECK(cudaMemsetAsync(model->work.block, 0, bytes, model->stream));
-    checkpoint_copy_shard(model, tensor, row, rows, col, cols, model->work.block, 1);
-    NCCL_CHECK(ncclAllReduce(model->work.block, model->work.block, bytes, ncclUint8, ncclSum, r->nccl, model->stream));
-    CUDA_CHECK(cudaMemcpyAsync(host, model->work.block, bytes, cudaMemcpyDeviceToHost, model->stream));
-    CUDA_CHECK(cudaStreamSynchronize(model->stream));
-}
-static void checkpoint_write_device(void *context, const CheckpointTensor *tensor, size_t row, size_t rows, size_t col,
-                                    size_t cols, const void *host) {
-    const Model *model = (const Model *)context;
-    communicator_moved();
-    if (!checkpoint_shard(model, tensor)) {
-        checkpoint_copy(model, tensor, row, rows, col, cols, (void *)host, 0);
-        return;
-    }
-    checkpoint_copy_shard(model, tensor, row, rows, col, cols, (void *)host, 0);
-    CUDA_CHECK(cudaStreamSynchronize(model->stream));
-}
-
-// How checkpoints reach the tensors of the list.
-static void model_checkpoint_access(Model *model, Checkpointer *checkpointer) {
-    checkpointer->read = checkpoint_read_device;
-    checkpointer->write = checkpoint_write_device;
-    checkpointer->ctx = model;
-}
-
-// Ends the run where a rank's weights are not rank 0's; with --zero 0 its moments, too.
-static void model_check_replicas(Model *model) {
-    const struct {
-        const char *name;
-        const void *data;
-        size_t bytes;
-        int everywhere;
-    } kinds[4] = {{"weights", model->weights_arena.base, model->parameter_elems * sizeof(weight_t), 1},
-                  {"masters", model->masters_arena.base, model->masters_arena.used_bytes, 0},
-                  {"moments", model->moments_arena.base, model->moments_arena.used_bytes, 0},
-                  {"delayed scales", model->linear.delayed,
-                   linear_delayed_elems(&model->recipe, model->config.L) * sizeof(float), 1}};
-    Ranks *r = all_ranks();
-    uint64_t *all = (uint64_t *)checked_calloc(r->ranks, sizeof *all, "ranks");
-    for (size_t i = 0; i < 4 && r->ranks > 1; i++) {
-        if (!kinds[i].data || (!kinds[i].everywhere && shards_optimizer(&model->shards))) continue;
-        void *copy = bytes_from_device(model, kinds[i].data, kinds[i].bytes);
-        Checksum sum;
-        checksum_start(&sum);
-        checksum_add(&sum, copy, kinds[i].bytes);
-        uint64_t mine = checksum_value(&sum);
-        free(copy);
-        ranks_gather(all, &mine, sizeof mine);
-        if (mine != all[0]) die("--check-replicas: the %s of this rank are not those of rank 0", kinds[i].name);
-    }
-    free(all);
-}
-
-// The losses (B, T) of the last forward pass; a backward pass queued after it goes on meanwhile.
-static void model_losses(Model *model, float *losses) {
-    CUDA_CHECK(cudaEventSynchronize(model->host.losses_here));
-    memcpy(losses, model->host.losses, model->B * model->T * sizeof(float));
-}
-
-template <typename E>
-static int device_nonfinite(const Model *model, const E *data, size_t elems) {
-    int nonfinite = 0;
-    float *floats = floats_from_device(model, data, elems);
-    for (size_t i = 0; i < elems; i++) nonfinite |= !isfinite(floats[i]);
-    free(floats);
-    return nonfinite;
-}
-
-// Where the last forward pass first left the finite numbers: writes the tensor's name and layer into `text` and returns
-// 1, or returns 0 if all its activations are finite. In the order the forward pass makes them. A cast to fp4 hides what
-// is not finite: then the linear layer that met it is named, be it in the backward pass.
-static int model_first_nonfinite(Model *model, char *text, size_t text_bytes) {
-    DeviceActivations *acts = &model->acts;
-    size_t N = model->B * model->T, C = model->config.C, S = model->shape.B * model->shape.T;
-    size_t wide = S * 4 * C;
-    if (device_nonfinite(model, acts->encoded, N * C)) {
-        snprintf(text, text_bytes, "the embedding");
-        return 1;
-    }
-    for (size_t l = 0; l < model->config.L; l++) {
-        struct {
-            const char *name;
-            const act_t *data;
-            size_t elems;
-        } stages[5] = {{"qkv", at_layer(acts->qkv, l, S * 3 * C), N * 3 * C},
-                       {"attention", at_layer(acts->att, l, S * C), N * C},
-                       {"residual after attention", at_layer(acts->residual2, l, S * C), N * C},
-                       {"fc", at_layer(acts->fch, l, wide), N * 4 * C},
-                       {"residual after the MLP", at_layer(acts->residual3, l, S * C), N * C}};
-        for (size_t i = 0; i < 5; i++) {
-            if (!device_nonfinite(model, stages[i].data, stages[i].elems)) continue;
-            snprintf(text, text_bytes, "layer %zu, %s", l, stages[i].name);
-            return 1;
-        }
-    }
-    if (!device_nonfinite(model, acts->losses, N))
-        return linear_first_nonfinite(&model->linear, model->linears, text, text_bytes);
-    snprintf(text, text_bytes, "the logits");
-    return 1;
-}
+#include "llmc/model_access.cuh"
 
 // logits (V) after `token` at position `pos` of a text whose earlier tokens went through this function at 0..pos-1.
 static void model_logits(Model *model, int32_t token, size_t pos, float *logits) {

@@ -4,7 +4,12 @@
 //     --zero 0   the sums of all shards go back to every rank, and every rank updates everything
 //     --zero 1   a rank updates its shard, for which alone it has masters and moments; the new weights go to all ranks
 //
-// Both sum in the same way and take the norm over shards, so that their updates have the same bits.
+//     --zero 2   and it keeps the summed gradients of its shard alone: of the others, just the layers that the backward
+//                pass is at, in two halves of one bucket's layers each. Every micro-batch's gradients go out, so A times
+//                as much is sent, and they are added over ranks first, then over micro-batches: with one micro-batch
+//                a step the bits are those of --zero 0 and 1.
+//
+// All sum in the same way and take the norm over shards, so that their updates have the same bits.
 #ifndef LLMC_SHARDS_CUH
 #define LLMC_SHARDS_CUH
 
@@ -18,23 +23,48 @@ typedef struct {
     Bucket *buckets;
     float *gradients;  // this rank's shards of the summed gradients
     void *staging;     // one bucket, in fp32 or narrower
+    size_t slots;      // layers that the gradients' arena has room for, where --zero 2 limits it; else 0
+    Bucket *sources;   // with --zero 2: the buckets as they lie there; else `buckets`
+    int accumulate;    // 1: this rank's shards of earlier micro-batches' gradients are added to
     int reduce_next;   // the next backward pass completes the gradients
-    cudaEvent_t ready, backward_done, reduced, published;
+    cudaEvent_t ready, packed, backward_done, reduced, published;
 } Shards;
 
 static inline int shards_several(const Shards *s) { return s->parallel.ranks > 1; }
 // Are masters and moments shared out?
 static inline int shards_optimizer(const Shards *s) { return shards_several(s) && s->parallel.zero >= 1; }
 
+// Are gradients?
+static inline int shards_gradients(const Shards *s) { return shards_several(s) && s->parallel.zero >= 2; }
+
+// Layers whose gradients are there at once, of L; and where those of layer l are.
+static inline size_t shards_gradient_layers(const Shards *s, size_t L) { return s->slots ? s->slots : L; }
+static inline size_t shards_gradient_layer(const Shards *s, size_t l) {
+    return s->slots ? s->slots - 1 - (s->plan.L - 1 - l) % s->slots : l;  // a bucket's layers lie together, in order
+}
+
 static inline void shards_plan(Shards *s, const Parallel *parallel, const GPTConfig *config) {
     memset(s, 0, sizeof *s);
     s->parallel = *parallel;
     if (shards_several(s)) s->plan = bucket_plan(config, parallel->ranks, parallel->bucket_bytes);
+    if (shards_gradients(s)) s->slots = 2 * s->plan.layers_each;
 }
 
-static inline void shards_create(Shards *s) {
+// `gradient_table`: where gradients lie in their arena.
+static inline void shards_create(Shards *s, const ParameterInfo *gradient_table) {
     if (!shards_several(s)) return;
     s->buckets = buckets_make(&s->plan);
+    s->sources = buckets_make(&s->plan);
+    for (size_t i = 0; i < s->plan.count; i++)
+        for (int p = 0; p < s->sources[i].count; p++) {
+            BucketPiece *piece = &s->sources[i].pieces[p];
+            const ParameterInfo *info = &gradient_table[piece->tensor];
+            size_t elems = info->rows * info->cols, layer = piece->first / elems;
+            if (bucket_in_layers(piece->tensor))
+                piece->arena = info->offset_elems + shards_gradient_layer(s, layer) * elems;
+            else piece->arena = info->offset_elems + piece->first;
+        }
+    CUDA_CHECK(cudaEventCreateWithFlags(&s->packed, cudaEventDisableTiming));
     CUDA_CHECK(cudaEventCreateWithFlags(&s->ready, cudaEventDisableTiming));
     CUDA_CHECK(cudaEventCreate(&s->backward_done));
     CUDA_CHECK(cudaEventCreate(&s->reduced));
@@ -44,6 +74,8 @@ static inline void shards_create(Shards *s) {
 static inline void shards_destroy(Shards *s) {
     if (!shards_several(s)) return;
     free(s->buckets);
+    free(s->sources);
+    CUDA_CHECK(cudaEventDestroy(s->packed));
     CUDA_CHECK(cudaEventDestroy(s->ready));
     CUDA_CHECK(cudaEventDestroy(s->backward_done));
     CUDA_CHECK(cudaEventDestroy(s->reduced));
@@ -71,13 +103,14 @@ static inline ncclDataType_t nccl_type(__nv_bfloat16) { return ncclBfloat16; }
 // T: what is sent, fp32 or bf16.
 template <typename T>
 static inline void shards_reduce_as(Shards *s, size_t index, float *grads) {
-    const Bucket *bucket = &s->buckets[index];
+    const Bucket *bucket = &s->sources[index];
     Ranks *r = all_ranks();
     size_t elems = bucket->shard_elems;
     T *staging = (T *)s->staging, *own = staging + r->rank * elems;
     bucket_pack(staging, grads, bucket, 0, elems * r->ranks, r->stream);
+    CUDA_CHECK(cudaEventRecord(s->packed, r->stream));
     NCCL_CHECK(ncclReduceScatter(staging, own, elems, nccl_type(T()), ncclSum, r->nccl, r->stream));
-    shard_take(s->gradients + bucket->shard_at, own, elems, 0, r->stream);
+    shard_take(s->gradients + bucket->shard_at, own, elems, s->accumulate, r->stream);
     if (shards_optimizer(s)) return;
     NCCL_CHECK(ncclAllGather(own, staging, elems, nccl_type(T()), r->nccl, r->stream));
     bucket_unpack(grads, staging, bucket, 0, 0, r->stream);
@@ -90,10 +123,24 @@ static inline void shards_reduce(Shards *s, size_t index, float *grads, cudaStre
     else shards_reduce_as<float>(s, index, grads);
 }
 
+static inline int shards_reducing(const Shards *s) {
+    return shards_several(s) && (s->reduce_next || shards_gradients(s));
+}
+
+// In the backward pass, with --zero 2: layer l begins. Where it is a bucket's first, the half that the bucket before it
+// was in is soon needed again. It is free once `stream` comes here; returns how many layers it has, from *first on.
+static inline size_t shards_layer_begins(Shards *s, size_t l, size_t *first, cudaStream_t stream) {
+    size_t done = s->plan.L - 1 - l, each = s->plan.layers_each;
+    if (!shards_gradients(s) || done == 0 || done % each != 0) return 0;
+    CUDA_CHECK(cudaStreamWaitEvent(stream, s->packed, 0));
+    *first = done / each % 2 == 1 ? each : 0;
+    return each;
+}
+
 // In the backward pass: layer l is done. (Its last bias comes from the layer above.)
 static inline void shards_layer_done(Shards *s, size_t l, float *grads, cudaStream_t stream) {
     size_t index, begin, end;
-    if (!shards_several(s) || !s->reduce_next) return;
+    if (!shards_reducing(s)) return;
     index = (s->plan.L - 1 - l) / s->plan.layers_each;
     bucket_layers(&s->plan, index, &begin, &end);
     if (l == begin) shards_reduce(s, index, grads, stream);
@@ -101,11 +148,12 @@ static inline void shards_layer_done(Shards *s, size_t l, float *grads, cudaStre
 
 // At its end: the embeddings are done, too.
 static inline void shards_backward_done(Shards *s, float *grads, cudaStream_t stream) {
-    if (!shards_several(s) || !s->reduce_next) return;
+    if (!shards_reducing(s)) return;
     CUDA_CHECK(cudaEventRecord(s->backward_done, stream));
     for (size_t i = s->plan.layer_buckets; i < s->plan.count; i++) shards_reduce(s, i, grads, stream);
     shards_wait(s->reduced, stream);
     s->reduce_next = 0;
+    s->accumulate = shards_gradients(s);
 }
 
 // Of the last step, once the host has waited for it: how long its gradients took after the backward pass had ended.

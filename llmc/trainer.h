@@ -35,7 +35,6 @@
 #define LLMC_TRAINER_H
 
 #include <math.h>
-#include <signal.h>
 
 #include "communicator.h"
 #include "dataloader.h"
@@ -49,6 +48,7 @@
 #include "run_folder.h"
 #include "run_log.h"
 #include "schedule.h"
+#include "stop_signal.h"
 #include "tokenizer.h"
 #include "train_state.h"
 
@@ -108,33 +108,6 @@ static inline double step_tokens(const Trainer *t) { return (double)step_sequenc
 // Where rank 0 ends the run with a message, the others wait for it to end them.
 static inline void leave_it_to_rank_0(const Trainer *t) {
     while (t->parallel.rank > 0) pause();
-}
-
-// ----------------------------------------------------------------------------------------------------------------
-// Signals: the first asks for an orderly end at the step's border, a second SIGINT ends the program at once. A reader of
-// standard output that is gone (| head) is a signal like others, and as it comes with the next line, never a second one.
-
-static inline volatile sig_atomic_t *stop_signal(void) {
-    static volatile sig_atomic_t signal_number;
-    return &signal_number;
-}
-
-static inline void on_signal(int signal_number) {
-    if (*stop_signal() && *stop_signal() != SIGPIPE && signal_number == SIGINT) _exit(128 + SIGINT);
-    if (!*stop_signal() || signal_number != SIGPIPE) *stop_signal() = signal_number;
-}
-
-static inline void install_signals(void) {
-    static const int signals[] = {SIGINT, SIGTERM, SIGUSR1, SIGHUP, SIGPIPE};
-    struct sigaction action, before;
-    memset(&action, 0, sizeof action);
-    action.sa_handler = on_signal;
-    for (size_t i = 0; i < sizeof signals / sizeof *signals; i++) {
-        sigaction(signals[i], NULL, &before);
-        // nohup, or trap '' PIPE: a closed terminal, or nobody who reads, is no reason to end.
-        if ((signals[i] == SIGHUP || signals[i] == SIGPIPE) && before.sa_handler == SIG_IGN) continue;
-        sigaction(signals[i], &action, NULL);
-    }
 }
 
 // The signal that ends the run, or 0. Several ranks must see it at the same point: then it is the one they agreed on.
@@ -208,8 +181,6 @@ static inline void setup_parallel(Trainer *t) {
     p->rank = t->launch.rank;
     p->ranks = o->ranks;
     p->zero = p->ranks > 1 ? (int)o->zero : 0;
-    if (p->zero > 1 && !o->dry_run)
-        die_usage("--zero 2 is not part of this version: gradients stay whole on every rank\ntry: --zero 1");
     p->reduce_bf16 = strcmp(o->reduce, "bf16") == 0;
     p->bucket_bytes = (size_t)(o->bucket * 1048576.0);
     if (p->zero && o->numerics_every)

@@ -50,6 +50,13 @@ for r in 2 3 4; do
     check "$r ranks: --zero 0 and 1, the same bits" same_state r$r z$r step_00000004
     check "$r ranks: --zero 0 and 1, the same log" same_losses r$r z$r
 done
+# One micro-batch a step, so that --zero 2 sums in the same order; three layers in two halves of one bucket each
+for z in 0 1 2; do must 3 y$z "$fp32" --zero $z --batch 4 --layers 5 --bucket 0.06; done
+check "--zero 2: the same bits as 0" same_state y0 y2 step_00000004
+check "--zero 1: the same bits as 0, in five layers" same_state y0 y1 step_00000004
+must 2 y2 "$fp32" --zero 2 --steps 6 --out "$dir/many"
+must 2 y2 "$fp32" --zero 0 --steps 6 --out "$dir/many0"
+check "--zero 2 over six micro-batches, up to the order of sums" near many many0 2e-6
 must 3 b3 "$fp32" --reduce bf16
 check "gradients reduced in bf16 are near" near b3 r3 0.02
 check "and not the same" sh -c "! cmp -s $dir/b3/step_00000004/model.safetensors $dir/r3/step_00000004/model.safetensors"

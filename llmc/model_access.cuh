@@ -1,0 +1,182 @@
+// model_access.cuh: how the shared loop (trainer.h) reaches what the GPU trainer keeps on its device, and on several
+// ranks: tensors of a checkpoint, losses, where a pass broke, whether replicas agree. Included by train_gpt.cu after it
+// has defined its Model.
+#ifndef LLMC_MODEL_ACCESS_CUH
+#define LLMC_MODEL_ACCESS_CUH
+
+#include "checkpoint.h"
+#include "shards.cuh"
+
+// Lists the tensors a checkpoint holds; returns how many: at most 4 * checkpoint_parameter_tensors() + 1.
+static size_t model_checkpoint_list(Model *model, CheckpointTensor *list) {
+    const GPTConfig *config = &model->config;
+    int master_type = BUILD_MASTER_RULE == MASTER_RULE_FP32 ? ST_F32 : ST_BF16;
+    int moment_type = BUILD_MOMENTS_RULE == MOMENTS_RULE_FP32 ? ST_F32 : ST_BF16;
+    size_t n = checkpoint_parameters(list, config, model->masters, CHECKPOINT_IN_MODEL, "transformer.", master_type);
+    n += checkpoint_parameters(list + n, config, model->m, CHECKPOINT_IN_STATE, "m.transformer.", moment_type);
+    n += checkpoint_parameters(list + n, config, model->v, CHECKPOINT_IN_STATE, "v.transformer.", moment_type);
+    if (model->linear.delayed) {
+        checkpoint_array(&list[n], "fp8.delayed", ST_F32, linear_delayed_elems(&model->recipe, config->L),
+                         model->linear.delayed);
+        list[n].host = 0;
+        list[n++].optional = 1;  // a run of another precision has none: histories start empty
+    }
+    if (!model->kahan) return n;
+    size_t end = n + checkpoint_parameters(list + n, config, model->kahan, CHECKPOINT_IN_STATE, "c.transformer.", ST_BF16);
+    for (; n < end; n++) list[n].optional = 1;  // a run that had masters has none: it starts at zero
+    return n;
+}
+
+// A block of a tensor's rows and columns between the device and `host`, where it lies dense.
+static void checkpoint_copy(const Model *model, const CheckpointTensor *tensor, size_t row, size_t rows, size_t col,
+                            size_t cols, void *host, int to_host) {
+    size_t size = safetensors_dtype_bytes(tensor->dtype);
+    char *device = (char *)tensor->data + (row * tensor->cols + col) * size;
+    if (cols == tensor->cols) {  // whole rows lie together: one copy
+        cols *= rows;
+        rows = 1;
+    }
+    for (size_t r = 0; r < rows; r++) {
+        char *far = device + r * tensor->cols * size, *near = (char *)host + r * cols * size;
+        CUDA_CHECK(cudaMemcpyAsync(to_host ? near : far, to_host ? far : near, cols * size,
+                                   to_host ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice, model->stream));
+    }
+    CUDA_CHECK(cudaStreamSynchronize(model->stream));
+}
+
+// The shards that a tensor of the list is cut into; NULL where this rank has it whole.
+static void *checkpoint_shard(const Model *model, const CheckpointTensor *tensor) {
+    if (!shards_optimizer(&model->shards) || tensor->parameter < 0) return NULL;
+    if (tensor->name[1] != '.') return MASTERS_APART ? model->masters : NULL;
+    return tensor->name[0] == 'm' ? model->m : tensor->name[0] == 'v' ? model->v : model->kahan;
+}
+
+// checkpoint_copy() of a tensor in shards: this rank's elements of the block, between its shards and `dense`.
+static void checkpoint_copy_shard(const Model *model, const CheckpointTensor *tensor, size_t row, size_t rows,
+                                  size_t col, size_t cols, void *dense, int to_dense) {
+    const ParameterInfo *info = &model->table[tensor->parameter];
+    size_t size = safetensors_dtype_bytes(tensor->dtype), width = cols;
+    size_t first = info->offset_elems + tensor->layer * info->rows * info->cols + row * tensor->cols + col;
+    if (cols == tensor->cols) {
+        width *= rows;
+        rows = 1;
+    }
+    for (size_t r = 0; r < rows; r++)
+        shards_copy(&model->shards, checkpoint_shard(model, tensor), size, first + r * tensor->cols, width,
+                    (char *)dense + r * width * size, to_dense,
+                    to_dense ? cudaMemcpyDeviceToDevice : cudaMemcpyHostToDevice, model->stream);
+}
+
+// Shards become a whole by a sum: each element's bits are one rank's, and zero on all others.
+static void checkpoint_read_device(void *context, const CheckpointTensor *tensor, size_t row, size_t rows, size_t col,
+                                   size_t cols, void *host) {
+    const Model *model = (const Model *)context;
+    Ranks *r = all_ranks();
+    size_t bytes = rows * cols * safetensors_dtype_bytes(tensor->dtype);
+    communicator_moved();
+    if (!checkpoint_shard(model, tensor)) {
+        if (r->rank == 0) checkpoint_copy(model, tensor, row, rows, col, cols, host, 1);
+        return;
+    }
+    CUDA_CHECK(cudaMemsetAsync(model->work.block, 0, bytes, model->stream));
+    checkpoint_copy_shard(model, tensor, row, rows, col, cols, model->work.block, 1);
+    NCCL_CHECK(ncclAllReduce(model->work.block, model->work.block, bytes, ncclUint8, ncclSum, r->nccl, model->stream));
+    CUDA_CHECK(cudaMemcpyAsync(host, model->work.block, bytes, cudaMemcpyDeviceToHost, model->stream));
+    CUDA_CHECK(cudaStreamSynchronize(model->stream));
+}
+static void checkpoint_write_device(void *context, const CheckpointTensor *tensor, size_t row, size_t rows, size_t col,
+                                    size_t cols, const void *host) {
+    const Model *model = (const Model *)context;
+    communicator_moved();
+    if (!checkpoint_shard(model, tensor)) {
+        checkpoint_copy(model, tensor, row, rows, col, cols, (void *)host, 0);
+        return;
+    }
+    checkpoint_copy_shard(model, tensor, row, rows, col, cols, (void *)host, 0);
+    CUDA_CHECK(cudaStreamSynchronize(model->stream));
+}
+
+// How checkpoints reach the tensors of the list.
+static void model_checkpoint_access(Model *model, Checkpointer *checkpointer) {
+    checkpointer->read = checkpoint_read_device;
+    checkpointer->write = checkpoint_write_device;
+    checkpointer->ctx = model;
+}
+
+// Ends the run where a rank's weights are not rank 0's; with --zero 0 its moments, too.
+static void model_check_replicas(Model *model) {
+    const struct {
+        const char *name;
+        const void *data;
+        size_t bytes;
+        int everywhere;
+    } kinds[4] = {{"weights", model->weights_arena.base, model->parameter_elems * sizeof(weight_t), 1},
+                  {"masters", model->masters_arena.base, model->masters_arena.used_bytes, 0},
+                  {"moments", model->moments_arena.base, model->moments_arena.used_bytes, 0},
+                  {"delayed scales", model->linear.delayed,
+                   linear_delayed_elems(&model->recipe, model->config.L) * sizeof(float), 1}};
+    Ranks *r = all_ranks();
+    uint64_t *all = (uint64_t *)checked_calloc(r->ranks, sizeof *all, "ranks");
+    for (size_t i = 0; i < 4 && r->ranks > 1; i++) {
+        if (!kinds[i].data || (!kinds[i].everywhere && shards_optimizer(&model->shards))) continue;
+        void *copy = bytes_from_device(model, kinds[i].data, kinds[i].bytes);
+        Checksum sum;
+        checksum_start(&sum);
+        checksum_add(&sum, copy, kinds[i].bytes);
+        uint64_t mine = checksum_value(&sum);
+        free(copy);
+        ranks_gather(all, &mine, sizeof mine);
+        if (mine != all[0]) die("--check-replicas: the %s of this rank are not those of rank 0", kinds[i].name);
+    }
+    free(all);
+}
+
+// The losses (B, T) of the last forward pass; a backward pass queued after it goes on meanwhile.
+static void model_losses(Model *model, float *losses) {
+    CUDA_CHECK(cudaEventSynchronize(model->host.losses_here));
+    memcpy(losses, model->host.losses, model->B * model->T * sizeof(float));
+}
+
+template <typename E>
+static int device_nonfinite(const Model *model, const E *data, size_t elems) {
+    int nonfinite = 0;
+    float *floats = floats_from_device(model, data, elems);
+    for (size_t i = 0; i < elems; i++) nonfinite |= !isfinite(floats[i]);
+    free(floats);
+    return nonfinite;
+}
+
+// Where the last forward pass first left the finite numbers: writes the tensor's name and layer into `text` and returns
+// 1, or returns 0 if all its activations are finite. In the order the forward pass makes them. A cast to fp4 hides what
+// is not finite: then the linear layer that met it is named, be it in the backward pass.
+static int model_first_nonfinite(Model *model, char *text, size_t text_bytes) {
+    DeviceActivations *acts = &model->acts;
+    size_t N = model->B * model->T, C = model->config.C, S = model->shape.B * model->shape.T;
+    size_t wide = S * 4 * C;
+    if (device_nonfinite(model, acts->encoded, N * C)) {
+        snprintf(text, text_bytes, "the embedding");
+        return 1;
+    }
+    for (size_t l = 0; l < model->config.L; l++) {
+        struct {
+            const char *name;
+            const act_t *data;
+            size_t elems;
+        } stages[5] = {{"qkv", at_layer(acts->qkv, l, S * 3 * C), N * 3 * C},
+                       {"attention", at_layer(acts->att, l, S * C), N * C},
+                       {"residual after attention", at_layer(acts->residual2, l, S * C), N * C},
+                       {"fc", at_layer(acts->fch, l, wide), N * 4 * C},
+                       {"residual after the MLP", at_layer(acts->residual3, l, S * C), N * C}};
+        for (size_t i = 0; i < 5; i++) {
+            if (!device_nonfinite(model, stages[i].data, stages[i].elems)) continue;
+            snprintf(text, text_bytes, "layer %zu, %s", l, stages[i].name);
+            return 1;
+        }
+    }
+    if (!device_nonfinite(model, acts->losses, N))
+        return linear_first_nonfinite(&model->linear, model->linears, text, text_bytes);
+    snprintf(text, text_bytes, "the logits");
+    return 1;
+}
+
+#endif

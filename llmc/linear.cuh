@@ -135,16 +135,19 @@ static inline LinearRoutes linear_routes(const LinearRecipe *recipe, size_t chan
 static inline void linear_print_routes(const LinearRoutes *routes, size_t channels, size_t N) {
     static const char *const gemms[3] = {"fprop", "dgrad", "wgrad"};
     char list[1024] = "";
-    size_t used = 0;
+    size_t used = 0, count = 0;
     if (!routes->why) return;
     for (int kind = 0; kind < LINEAR_KINDS; kind++)
         for (int gemm = 0; gemm < 3; gemm++) {
             size_t C, OC;
             linear_shape((LinearKind)kind, channels, &C, &OC);
-            if (routes->emulated[kind][gemm] && used < sizeof list)
+            if (!routes->emulated[kind][gemm]) continue;
+            if (used < sizeof list)
                 used += (size_t)snprintf(list + used, sizeof list - used, "%s%s %s (%zu -> %zu)", used ? ", " : "",
                                          linear_kind_name((LinearKind)kind), gemms[gemm], C, OC);
+            count++;
         }
+    if (count == 3 * LINEAR_KINDS) snprintf(list, sizeof list, "every product");
     printf("emulated by bf16 products on %s (compute capability %d.%d), %zu tokens:\n  %s\n  why: %s\n",
            device_info()->name, device_info()->cc / 10, device_info()->cc % 10, N, list, routes->why);
 }

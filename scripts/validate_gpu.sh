@@ -107,6 +107,8 @@ build() {
     $MAKE -j3 "$@" $targets
 }
 
+run_test() { OMP_NUM_THREADS=$(((jobs + 3) / 4)) "$(program test_gpt "$1")" "$test_part"; }  # most of it is its CPU half
+
 # The same run twice: weights, moments and log of the last step must be the same bytes.
 two_runs() {
     local trainer run
@@ -149,7 +151,6 @@ side_by_side() {
     done
     wait
 }
-run_test() { OMP_NUM_THREADS=$(((jobs + 3) / 4)) "$(program test_gpt "$1")" "$test_part"; }  # its CPU half is most of it
 
 step build_$main 200 build "$main"
 others=
@@ -177,7 +178,7 @@ step paper 20 "$(program profile_gpt "$main")" paper $small $B $T
 # ----------------------------------------------------------------------------------------------------------------
 # The report
 
-field() { sed -n "s/.*^*result:.* $2=\([^ ]*\).*/\1/p" "$1" | tail -n 1; }
+field() { sed -n "s/^result:.* $2=\([^ ]*\).*/\1/p" "$1" 2>/dev/null | tail -n 1; }
 result_of() {
     local base=$1
     if [ -e "$base.late" ]; then echo "not run: budget"; else
@@ -232,7 +233,7 @@ for name in $steps; do [ "$(result_of "$out/steps/$name")" = ok ] || failed=$((f
 {
     echo "# GPU report of $(date -u '+%Y-%m-%d %H:%M') UTC"
     echo
-    sed 's/^/    /' "$out/steps/machine.log"
+    sed 's/^/    /' "$out/steps/machine.log" 2>/dev/null
     echo
     table
     for name in $steps; do

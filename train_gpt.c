@@ -197,8 +197,8 @@ static void model_set_recipe(Model *model, const LinearRecipe *recipe) {
     model_lay_out(model);
 }
 
-// Products here are what the list of linear layers says.
-static void model_print_routes(const Model *model) { (void)model; }
+// Casts are always multiplied as floats here.
+static const LinearRoutes *model_linear_routes(const Model *model) { return (void)model, (const LinearRoutes *)NULL; }
 
 // Several ranks are the GPU trainer's: this one uses all cores of its machine by threads.
 static void ranks_join(const Launch *launch, double timeout, uint64_t fingerprint) {

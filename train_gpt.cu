@@ -325,7 +325,7 @@ static void model_plan(Model *model, const GPTConfig *config, const BatchShape *
     model->moments_arena.name = "AdamW moments";
     model->acts_arena.name = "activations";
     model->work_arena.name = "workspace";
-    model->linear.routes = linear_routes(&model->recipe, config->C, shape->B * shape->T, shape->T);
+    model->linear.routes = linear_routes(&model->recipe, config->C, shape->B, shape->T);
     model_lay_out(model);
 }
 
@@ -336,8 +336,7 @@ static void model_set_recipe(Model *model, const LinearRecipe *recipe) {
         die_usage("--acc is a model of the CPU trainer: here products sum as the card does\ntry: leave it out");
     model->recipe = *recipe;
     for (size_t i = 0, n = model_arenas(model, arenas); i < n; i++) arenas[i]->used_bytes = 0;
-    model->linear.routes =
-        linear_routes(recipe, model->config.C, model->shape.B * model->shape.T, model->shape.T);
+    model->linear.routes = linear_routes(recipe, model->config.C, model->shape.B, model->shape.T);
     model_lay_out(model);
 }
 
@@ -349,9 +348,9 @@ static void model_set_parallel(Model *model, const Parallel *parallel) {
     model_lay_out(model);
 }
 
-// How the linear layers' products run on this card, where that is not what the list of them says.
-static void model_print_routes(const Model *model) {
-    linear_print_routes(&model->linear.routes, model->config.C, model->shape.B * model->shape.T);
+// How the card runs the linear layers' products.
+static const LinearRoutes *model_linear_routes(const Model *model) {
+    return &model->linear.routes;
 }
 
 // The most sequences a micro-batch of this model may have in `bytes`; 0: none.

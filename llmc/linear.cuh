@@ -17,12 +17,6 @@
 #include "quantize.cuh"
 #include "tensors.h"
 
-// Which products are emulated.
-typedef struct {
-    uint8_t emulated[LINEAR_KINDS][3];  // by QuantGemm
-    const char *why;                    // of all that are; NULL: none is
-} LinearRoutes;
-
 typedef struct {
     Linear layer;  // what it is; its host pointers are not used here
     const weight_t *weight, *bias;
@@ -75,39 +69,46 @@ static inline QuantSpec linear_spec(const LinearRecipe *recipe, QuantRole role, 
     return quant_spec(recipe->scaling, role, gemm, &recipe->quant, stream, step);
 }
 
-// 128-blocks' scales as 32-blocks' where the card has products of these only.
+// Scales of rows and 128-blocks as 32-blocks' where the card has products of these only.
 static inline int linear_tiled_blocks(void) { return device_info()->cc >= 100; }
 
 // An operand of layer l for N tokens, all but its memory.
 static inline DeviceOperand linear_operand(const LinearRoutes *routes, const Linear *l, const QuantSpec *spec,
                                            QuantRole role, QuantGemm gemm, size_t N) {
     const size_t rows = role == QUANT_W ? l->OC : N, cols = role == QUANT_DY ? l->OC : l->C;
-    return quant_operand(spec, rows, cols, routes->emulated[l->kind][gemm], linear_tiled_blocks());
+    return quant_operand(spec, rows, cols, routes->emulated_why[l->kind][gemm] != NULL, linear_tiled_blocks());
 }
 
-// Would this card run product `gemm` of layer l natively? Asks cuBLASLt; without a device, goes by what a Hopper has.
-static inline int linear_native(MatmulScratch *matmul, const LinearRecipe *recipe, const Linear *l, QuantGemm gemm,
-                                size_t N) {
-    static const LinearRoutes native = {{{0}}, NULL};
+// Why this card does not run product `gemm` of layer l for N tokens natively; NULL: it does. cuBLASLt is asked; without a
+// device, it goes by what a Hopper has.
+static inline const char *linear_refusal(MatmulScratch *matmul, const LinearRecipe *recipe, const Linear *l,
+                                         QuantGemm gemm, size_t N) {
+    static const LinearRoutes native = {{{NULL}}, NULL, ""};
     const QuantRole first = gemm == GEMM_WGRAD ? QUANT_X : QUANT_W, second = gemm == GEMM_FPROP ? QUANT_X : QUANT_DY;
     const QuantSpec a_spec = linear_spec(recipe, first, gemm, 0, 0), b_spec = linear_spec(recipe, second, gemm, 0, 0);
-    if (a_spec.scaling == SCALING_NONE) return 1;
-    // Scalar beside row scales, or 128-blocks' fp32 scales as 32-blocks': no card has that
-    if (a_spec.scaling != b_spec.scaling || (recipe->quant.block_fp32 && linear_tiled_blocks())) return 0;
-    if (!matmul) return recipe->scaling != SCALING_MX && recipe->scaling != SCALING_NV;
+    if (a_spec.scaling == SCALING_NONE) return NULL;
+    if (a_spec.scaling != b_spec.scaling) return "no card scales one operand by rows, the other as a whole";
+    if (recipe->quant.block_fp32 && linear_tiled_blocks()) return "this card's block scales are powers of two";
+    if (!matmul)
+        return recipe->scaling == SCALING_MX || recipe->scaling == SCALING_NV ? "a Hopper has no such product" : NULL;
     const DeviceOperand a = linear_operand(&native, l, &a_spec, first, gemm, N),
                         b = linear_operand(&native, l, &b_spec, second, gemm, N);
     const int fast = gemm == GEMM_FPROP && recipe->fast_forward;
     return matmul_cast_query(matmul, gemm == GEMM_WGRAD ? CUDA_R_32F : CUDA_R_16BF, &a, &b, fast) ==
-           CUBLAS_STATUS_SUCCESS;
+                   CUBLAS_STATUS_SUCCESS
+               ? NULL
+               : "cuBLASLt has no such product here";
 }
 
-// For micro-batches of N tokens in sequences of T.
-static inline LinearRoutes linear_routes(const LinearRecipe *recipe, size_t channels, size_t N, size_t T) {
+// For micro-batches of up to B sequences of T tokens. One sequence is asked about, too: what cuBLASLt wants a number of
+// tokens to be a multiple of holds for any number of sequences then.
+static inline LinearRoutes linear_routes(const LinearRecipe *recipe, size_t channels, size_t B, size_t T) {
     LinearRoutes routes;
     int devices = 0;
     memset(&routes, 0, sizeof routes);
     if (recipe->scaling == SCALING_NONE) return routes;
+    snprintf(routes.card, sizeof routes.card, "%.64s, compute capability %d.%d", device_info()->name,
+             device_info()->cc / 10, device_info()->cc % 10);
     void *anywhere = (void *)(uintptr_t)4096;  // a workspace for products that are only asked about
     const int present = cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0;
     MatmulScratch *matmul = present ? matmul_scratch(anywhere, matmul_scratch_bytes()) : NULL;
@@ -115,41 +116,18 @@ static inline LinearRoutes linear_routes(const LinearRecipe *recipe, size_t chan
         for (int gemm = 0; gemm < 3; gemm++) {
             const Linear l = linear_describe(recipe, (LinearKind)kind, 0, 1, channels);
             if (l.high == HIGH_FEATURES) continue;
-            const char *why = T % 16 ? "--seq is no multiple of 16"
-                              : !linear_native(matmul, recipe, &l, (QuantGemm)gemm, N)
-                                  ? "cuBLASLt has no such product here"
-                                  : NULL;
-            routes.emulated[kind][gemm] = why != NULL;
+            const char *why = linear_refusal(matmul, recipe, &l, (QuantGemm)gemm, T);
+            if (!why) why = linear_refusal(matmul, recipe, &l, (QuantGemm)gemm, B * T);
+            routes.emulated_why[kind][gemm] = why;
             if (why) routes.why = why;
         }
     if (matmul) matmul_scratch_free(matmul);
     if (routes.why && recipe->scaling == SCALING_BLOCK && recipe->quant.block_fp32)
         die_usage(
-            "--block-scale fp32 needs products with such scales, which Hopper has\nwhy: %s, and the bf16 of "
-            "emulated operands does not hold a code times any fp32\ntry: --block-scale pow2",
+            "--block-scale fp32 needs products with such scales, which Hopper has\nwhy: %s, and the bf16 of emulated "
+            "operands does not hold a code times any fp32\ntry: --block-scale pow2",
             routes.why);
     return routes;
-}
-
-// One line for each kind of product that is emulated.
-static inline void linear_print_routes(const LinearRoutes *routes, size_t channels, size_t N) {
-    static const char *const gemms[3] = {"fprop", "dgrad", "wgrad"};
-    char list[1024] = "";
-    size_t used = 0, count = 0;
-    if (!routes->why) return;
-    for (int kind = 0; kind < LINEAR_KINDS; kind++)
-        for (int gemm = 0; gemm < 3; gemm++) {
-            size_t C, OC;
-            linear_shape((LinearKind)kind, channels, &C, &OC);
-            if (!routes->emulated[kind][gemm]) continue;
-            if (used < sizeof list)
-                used += (size_t)snprintf(list + used, sizeof list - used, "%s%s %s (%zu -> %zu)", used ? ", " : "",
-                                         linear_kind_name((LinearKind)kind), gemms[gemm], C, OC);
-            count++;
-        }
-    if (count == 3 * LINEAR_KINDS) snprintf(list, sizeof list, "every product");
-    printf("emulated by bf16 products on %s (compute capability %d.%d), %zu tokens:\n  %s\n  why: %s\n",
-           device_info()->name, device_info()->cc / 10, device_info()->cc % 10, N, list, routes->why);
 }
 
 // ----------------------------------------------------------------------------------------------------------------

@@ -81,6 +81,14 @@ typedef struct {
     DelayedScale delayed[3]; // by QuantRole
 } Linear;
 
+// How a GPU runs each product of a kind of layer, by QuantGemm: emulated_why is NULL where the card has it, else why the
+// same casts are multiplied in bf16 instead.
+typedef struct {
+    const char *emulated_why[LINEAR_KINDS][3];
+    const char *why;  // of the last one that is emulated; NULL: none is
+    char card[128];
+} LinearRoutes;
+
 // ----------------------------------------------------------------------------------------------------------------
 // Which layers are cast, and the memory that takes
 

@@ -138,22 +138,23 @@ static inline LinearRecipe precision_options_recipe(const Options *o, size_t lay
 
 // What becomes of product `gemm` of a layer over `tokens`.
 static inline void product_text(char *text, size_t bytes, const LinearRecipe *recipe, const Linear *l, QuantGemm gemm,
-                                size_t tokens) {
+                                size_t tokens, const LinearRoutes *routes) {
     QuantSpec spec = quant_spec(recipe->scaling, QUANT_DY, gemm, &recipe->quant, 0, 0);
     PrecisionPolicy policy = build_policy();
-    size_t multiple = recipe->scaling == SCALING_MX || recipe->scaling == SCALING_NV ? 32 : 16;
     size_t K = gemm == GEMM_FPROP ? l->C : gemm == GEMM_DGRAD ? l->OC : tokens;
     const char *what = gemm == GEMM_WGRAD ? "tokens" : gemm == GEMM_FPROP ? "in-features" : "out-features";
+    const char *emulated = routes ? routes->emulated_why[l->kind][gemm] : NULL;
     if (gemm == GEMM_WGRAD && spec.scaling == SCALING_NONE) snprintf(text, bytes, "%s (--fp8-wgrad-hp)", format_name(BUILD_ACT));
-    else if (K % multiple) snprintf(text, bytes, "%s, %s %zu padded to %zu", policy.name, what, K, round_up(K, multiple));
-    else if (tokens % 16) snprintf(text, bytes, "%s, tokens %zu padded to %zu", policy.name, tokens, round_up(tokens, 16));
+    else if (emulated) snprintf(text, bytes, "%s emulated by a bf16 product: %s", policy.name, emulated);
+    else if (K % 32) snprintf(text, bytes, "%s, %s %zu padded to %zu", policy.name, what, K, round_up(K, 32));
     else snprintf(text, bytes, "%s", policy.name);
 }
 
 // One line of the list, without the layer's number.
-static inline void linear_text(char *text, size_t bytes, const LinearRecipe *recipe, const Linear *l, size_t tokens) {
+static inline void linear_text(char *text, size_t bytes, const LinearRecipe *recipe, const Linear *l, size_t tokens,
+                               const LinearRoutes *routes) {
     static const char *const names[3] = {"fprop", "dgrad", "wgrad"};
-    char products[3][96];
+    char products[3][160];
     const char *high = format_name(BUILD_ACT);
     size_t used = (size_t)snprintf(text, bytes, "%5zu -> %-5zu ", l->C, l->OC);
     switch (l->high) {
@@ -168,7 +169,7 @@ static inline void linear_text(char *text, size_t bytes, const LinearRecipe *rec
         case HIGH_EXCLUDED: snprintf(text + used, bytes - used, "%s: --fp8-exclude %s", high, recipe->exclude); return;
         default: break;
     }
-    for (int gemm = 0; gemm < 3; gemm++) product_text(products[gemm], sizeof products[gemm], recipe, l, (QuantGemm)gemm, tokens);
+    for (int gemm = 0; gemm < 3; gemm++) product_text(products[gemm], sizeof products[gemm], recipe, l, (QuantGemm)gemm, tokens, routes);
     for (int gemm = 0; gemm < 3; gemm++) {
         int with = 1;  // products that share their fate share their text
         if (gemm > 0 && strcmp(products[gemm], products[gemm - 1]) == 0) continue;
@@ -181,18 +182,19 @@ static inline void linear_text(char *text, size_t bytes, const LinearRecipe *rec
 }
 
 // Layers of one kind with the same text share a line: "h.1-3.fc".
-static inline void print_linear_plan(FILE *out, const LinearRecipe *recipe, size_t layers, size_t channels, size_t tokens) {
+static inline void print_linear_plan(FILE *out, const LinearRecipe *recipe, size_t layers, size_t channels, size_t tokens,
+                                     const LinearRoutes *routes) {
     if (recipe->scaling == SCALING_NONE) return;
     size_t cast = 0;
-    fprintf(out, "linear layers (weight gradients sum over %zu tokens):\n", tokens);
+    fprintf(out, "linear layers (weight gradients sum over %zu tokens)%s%s:\n", tokens, routes ? " on " : "", routes ? routes->card : "");
     for (int kind = 0; kind < LINEAR_KINDS; kind++)
         for (size_t first = 0, end; first < layers; first = end) {
-            char text[2][400], name[64];
+            char text[2][640], name[64];
             Linear l = linear_describe(recipe, (LinearKind)kind, first, layers, channels);
-            linear_text(text[0], sizeof text[0], recipe, &l, tokens);
+            linear_text(text[0], sizeof text[0], recipe, &l, tokens, routes);
             for (end = first + 1; end < layers; end++) {
                 Linear next = linear_describe(recipe, (LinearKind)kind, end, layers, channels);
-                linear_text(text[1], sizeof text[1], recipe, &next, tokens);
+                linear_text(text[1], sizeof text[1], recipe, &next, tokens, routes);
                 if (strcmp(text[0], text[1]) != 0) break;
             }
             cast += l.high ? 0 : end - first;

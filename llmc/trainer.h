@@ -6,7 +6,7 @@
 //     model_plan(m, config, shape, decode_T)   work out every arena, allocate nothing
 //     model_arenas(m, arenas)                  the arenas, for the memory plan
 //     model_set_recipe(m, recipe)              what linear layers do, before the memory plan is looked at
-//     model_print_routes(m)                    which of their products run how, where the device decides
+//     model_linear_routes(m)                   which products a GPU emulates, and why; NULL: not a GPU's
 //     model_set_parallel(m, parallel)          ranks and what they share out, likewise
 //     model_reduce_next(m)                     the next backward pass is the step's last: gradients go to the other ranks
 //     model_exposed_ms(m)                      how long the last step waited for them after its backward pass
@@ -846,8 +846,7 @@ static inline void setup(Trainer *t, int argc, char **argv) {
     model_set_recipe(&t->model, &recipe);
     if (MODEL_ON_GPU || !o->dry_run) model_set_parallel(&t->model, &t->parallel);
     print_plan(t);
-    print_linear_plan(stdout, &recipe, t->config.L, t->config.C, t->B * t->T);
-    model_print_routes(&t->model);
+    print_linear_plan(stdout, &recipe, t->config.L, t->config.C, t->B * t->T, model_linear_routes(&t->model));
     if (MODEL_ON_GPU) warn_linear_speed(&recipe, t->config.C);
     fflush(stdout);
 }

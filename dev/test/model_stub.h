@@ -25,7 +25,7 @@ extern "C" {
 void model_plan(Model *model, const GPTConfig *config, const BatchShape *shape, size_t decode_T);
 size_t model_arenas(Model *model, Arena *arenas[7]);
 void model_set_recipe(Model *model, const LinearRecipe *recipe);
-void model_print_routes(const Model *model);
+const LinearRoutes *model_linear_routes(const Model *model);
 void model_set_parallel(Model *model, const Parallel *parallel);
 void model_reduce_next(Model *model);
 double model_exposed_ms(const Model *model);

@@ -182,7 +182,7 @@ if has fp8-delayed; then
     says "fp8's bytes" 0 "= 20" $(run_of fp8-delayed --print-policy)
     says "features that 16 does not divide" 0 "h.0-1.qkv .*bf16: in-features 72 are no multiple of 16" \
         $(run_of fp8-delayed --layers 2 --channels 72 --heads 4 --seq 50 --batch 1 --steps 2)
-    says "tokens that 16 does not divide" 0 "h.0-1.fc .*all three: fp8-delayed, tokens 50 padded to 64" \
+    says "tokens that 16 does not divide" 0 "h.0-1.fc .*fprop: fp8-delayed, in-features 80 padded to 96; dgrad: fp8-delayed; wgrad: fp8-delayed, tokens 50 padded to 64" \
         $(run_of fp8-delayed --layers 2 --channels 80 --heads 4 --seq 50 --batch 1 --steps 2)
     says "a layer left out by name" 0 "h.1.fc .*bf16: --fp8-exclude h.1.fc$" \
         $(run_of fp8-delayed --layers 2 --steps 2 --fp8-exclude h.1.fc)
@@ -192,7 +192,7 @@ fi
 if has nvfp4; then
     says "nvfp4's bytes" 0 "= 19.1" $(run_of nvfp4 --print-policy)
     says "layers kept high at both ends" 0 "h.1-2.fc .*all three: nvfp4$" $(run_of nvfp4 --layers 4 --steps 2)
-    says "tokens that 16 does not divide, fp4" 0 "h.1-2.fc .*all three: nvfp4, tokens 50 padded to 64" \
+    says "tokens that 16 does not divide, fp4" 0 "h.1-2.fc .*fprop, dgrad: nvfp4; wgrad: nvfp4, tokens 50 padded to 64" \
         $(run_of nvfp4 --layers 4 --channels 64 --seq 50 --batch 1 --steps 2)
 fi
 has mxfp8 && says "mxfp8's bytes" 0 "= 20.06" $(run_of mxfp8 --print-policy)

@@ -227,7 +227,7 @@ BUILD_EMU    = $(CXX) $(EMU_FLAGS) -MMD -MP -MF $@.d -MT $@ -o $@ -x c++ $< -x n
 $(EMU_OBJECTS): $(B)/emu/%.o: dev/emu/%.cpp $(B)/flags
 	@mkdir -p $(B)/emu
 	$(CXX) $(EMU_FLAGS) -MMD -MP -MF $@.d -MT $@ -c -o $@ $<
-$(B)/test_emu%: dev/emu/test_emu%.cu $(EMU_OBJECTS) $(B)/flags
+$(B)/test_%: dev/emu/test_%.cu $(EMU_OBJECTS) $(B)/flags
 	$(BUILD_EMU)
 $(B)/test_%_cuda: dev/test/test_%_cuda.cu $(EMU_OBJECTS) $(B)/flags
 	$(BUILD_EMU)

@@ -71,21 +71,23 @@ static inline void end_live_line(void) {
 static inline void error_exit(int code, const char *file, int line, const char *fmt, ...)
     __attribute__((noreturn, format(printf, 4, 5), cold));
 static inline void error_exit(int code, const char *file, int line, const char *fmt, ...) {
-    char text[4096];
+    char text[4096], shaped[3 * sizeof text], where[512];
+    size_t n = 0;
     va_list args;
     va_start(args, fmt);
     vsnprintf(text, sizeof text, fmt, args);
     va_end(args);
-    end_live_line();
-    fputs("error: ", stderr);
-    for (const char *c = text; *c; c++) {
-        fputc(*c, stderr);
-        if (*c == '\n') fputs("  ", stderr);
-    }
     if (run_context()->ranks > 1)
-        fprintf(stderr, "\n  at:  rank %d of %d on %s, %s:%d\n", run_context()->rank, run_context()->ranks,
-                run_context()->host, file, line);
-    else fprintf(stderr, "\n  at:  %s:%d\n", file, line);
+        snprintf(where, sizeof where, "rank %d of %d on %s, %s:%d", run_context()->rank, run_context()->ranks,
+                 run_context()->host, file, line);
+    else snprintf(where, sizeof where, "%s:%d", file, line);
+    for (const char *c = text; *c; c++) {
+        shaped[n++] = *c;
+        for (int i = 0; *c == '\n' && i < 2; i++) shaped[n++] = ' ';
+    }
+    shaped[n] = 0;
+    end_live_line();
+    fprintf(stderr, "error: %s\n  at:  %s\n", shaped, where);  // in one write: other ranks share the terminal
     if (run_context()->on_error) run_context()->on_error(code, text);
     exit(code);
 }
@@ -95,14 +97,14 @@ static inline void error_exit(int code, const char *file, int line, const char *
 // One line on stderr that begins with "warning: "; the run goes on. Of several ranks, which all see the same, one speaks.
 static inline void warn(const char *fmt, ...) PRINTF_LIKE(1, 2);
 static inline void warn(const char *fmt, ...) {
+    char text[4096];
     va_list args;
     if (run_context()->rank > 0) return;
     va_start(args, fmt);
-    end_live_line();
-    fputs("warning: ", stderr);
-    vfprintf(stderr, fmt, args);
-    fputc('\n', stderr);
+    vsnprintf(text, sizeof text, fmt, args);
     va_end(args);
+    end_live_line();
+    fprintf(stderr, "warning: %s\n", text);
 }
 
 // ----------------------------------------------------------------------------------------------------------------

@@ -65,7 +65,8 @@ stopped() {
     rm -rf "$dir/out"
     REHEARSE=100000 RUN_OUT="$dir/out" sh scripts/slurm/run_124M.sbatch >"$dir/out.txt" 2>&1 &
     pid=$! tries=0
-    while [ $tries -lt 300 ] && [ ! -d "$dir/out/step_00000004" ]; do sleep 0.1; tries=$((tries + 1)); done
+    # Any checkpoint will do: old ones are removed as new ones come.
+    while [ $tries -lt 300 ] && ! ls "$dir"/out/step_* >/dev/null 2>&1; do sleep 0.1; tries=$((tries + 1)); done
     kill -"$1" $pid
     wait $pid
 }

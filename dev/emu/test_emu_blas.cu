@@ -7,6 +7,7 @@
 #include "../../llmc/cuda_utils.cuh"
 #include "../../llmc/formats.h"
 #include "../test/dies.h"
+#include "../test/other_cards.h"
 
 static uint32_t random_state = 1;
 static float random_float() {
@@ -523,12 +524,7 @@ TEST(refusals) {
 static const char *program;
 
 TEST(other_architectures) {
-    for (const char *cc : {"80", "89", "100", "120"}) {
-        char command[4096];
-        snprintf(command, sizeof command, "text=$(EMU_CC=%s '%s' narrow) || { echo \"$text\"; exit 1; }", cc, program);
-        fflush(stdout);
-        CHECK(system(command) == 0, "compute capability %s", cc);
-    }
+    check_other_cards(program, "narrow");
 }
 #endif
 

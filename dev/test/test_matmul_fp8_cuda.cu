@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "../../llmc/matmul_fp8.cuh"
+#include "other_cards.h"
 #include "test.h"
 
 typedef std::vector<float> Floats;
@@ -230,12 +231,7 @@ TEST(nv) {
 static const char *program;
 
 TEST(other_architectures) {
-    for (const char *cc : {"80", "89", "100", "120"}) {
-        char command[4096];
-        snprintf(command, sizeof command, "text=$(EMU_CC=%s '%s' native) || { echo \"$text\"; exit 1; }", cc, program);
-        fflush(stdout);
-        CHECK(system(command) == 0, "compute capability %s", cc);
-    }
+    check_other_cards(program, "native");
 }
 #endif
 

@@ -94,12 +94,6 @@ static inline void generator_print(const Generator *g, int32_t token, FILE *out)
     fwrite(text, 1, bytes, out);
 }
 
-static inline int all_finite(const float *values, size_t n) {
-    for (size_t i = 0; i < n; i++)
-        if (!isfinite(values[i])) return 0;
-    return 1;
-}
-
 // Prints the prompt and g->length tokens sampled after it (fewer if the text ends itself, or the model is broken: what
 // becomes of the run is not for a sample to decide). The coins depend on the sampling seed and `step` alone, so training
 // is the same whether and however much is sampled.

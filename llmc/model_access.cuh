@@ -139,11 +139,10 @@ static void model_losses(Model *model, float *losses) {
 
 template <typename E>
 static int device_nonfinite(const Model *model, const E *data, size_t elems) {
-    int nonfinite = 0;
     float *floats = floats_from_device(model, data, elems);
-    for (size_t i = 0; i < elems; i++) nonfinite |= !isfinite(floats[i]);
+    int finite = all_finite(floats, elems);
     free(floats);
-    return nonfinite;
+    return !finite;
 }
 
 // Where the last forward pass first left the finite numbers: writes the tensor's name and layer into `text` and returns

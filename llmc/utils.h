@@ -16,6 +16,7 @@
 #endif
 #include <errno.h>
 #include <fcntl.h>
+#include <math.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -123,6 +124,12 @@ static inline size_t size_mul(size_t a, size_t b) {
     size_t product;
     if (__builtin_mul_overflow(a, b, &product)) die("%zu x %zu elements do not fit in 64 bits", a, b);
     return product;
+}
+
+static inline int all_finite(const float *values, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        if (!isfinite(values[i])) return 0;
+    return 1;
 }
 
 // "1.50 GiB" and the like into `text` (at least 32 bytes); returns `text`.

@@ -849,20 +849,10 @@ static void model_update(Model *model, const AdamWHyper *hyper) {
     model->linear.weights_version++;
 }
 
-static void observe_cast(void *context, const Linear *l, QuantRole role, QuantGemm gemm, const QuantSpec *spec,
-                         const QuantResult *result, const float *in, const float *values, size_t n) {
-    static const char *const roles[] = {"x", "w", "dy"}, *const gemms[] = {"fprop", "dgrad", "wgrad"};
-    const DelayedScale *delayed = spec->scaling == SCALING_DELAYED ? &l->delayed[role] : NULL;
-    char name[NUMERICS_NAME_BYTES];
-    snprintf(name, sizeof name, "%s.%s.%s", linear_kind_name(l->kind), roles[role], gemms[gemm]);
-    numerics_operand((NumericsReport *)context, name, roles[role], l->layer, spec, result, in, values, n,
-                     delayed ? delayed->history : NULL, delayed ? delayed->length : 0);
-}
-
 // From now on every tensor of a training pass is shown to `report`; NULL ends that.
 static void model_observe(Model *model, NumericsReport *report) {
     model->numerics = report;
-    model->linear.observe = report ? observe_cast : NULL;
+    model->linear.observe = report ? numerics_cast : NULL;
     model->linear.observe_context = report;
 }
 

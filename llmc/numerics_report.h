@@ -36,6 +36,7 @@
 #include <math.h>
 
 #include "adamw.h"
+#include "linear.h"
 #include "quantize.h"
 #include "run_log.h"
 
@@ -294,6 +295,17 @@ static inline void numerics_operand(NumericsReport *r, const char *tensor, const
     e->history_amax = 0.0f;
     for (int i = 1; history && i < length; i++) e->history_amax = fmaxf(e->history_amax, history[i]);
     numerics_add(&e->sums, &sums);
+}
+
+// The same, as linear layers call it (LinearContext.observe): `report` is the NumericsReport.
+static inline void numerics_cast(void *report, const Linear *l, QuantRole role, QuantGemm gemm, const QuantSpec *spec,
+                                 const QuantResult *result, const float *in, const float *values, size_t n) {
+    static const char *const roles[] = {"x", "w", "dy"}, *const gemms[] = {"fprop", "dgrad", "wgrad"};
+    const DelayedScale *delayed = spec->scaling == SCALING_DELAYED ? &l->delayed[role] : NULL;
+    char name[NUMERICS_NAME_BYTES];
+    snprintf(name, sizeof name, "%s.%s.%s", linear_kind_name(l->kind), roles[role], gemms[gemm]);
+    numerics_operand((NumericsReport *)report, name, roles[role], l->layer, spec, result, in, values, n,
+                     delayed ? delayed->history : NULL, delayed ? delayed->length : 0);
 }
 
 // A parameter tensor's layer: weight (n) the authoritative values, working (n) what kernels read (the same where there is

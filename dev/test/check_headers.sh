@@ -36,7 +36,7 @@ build() {
 # Headers that name the trainer's Model: the type and its functions must be declared before them.
 prelude() {
     for header in "$@"; do
-        case $header in llmc/trainer.h | llmc/evaluate.h)
+        case $header in llmc/trainer*.h | llmc/evaluate.h)
             echo '#include "dev/test/model_stub.h"'
             return ;;
         esac

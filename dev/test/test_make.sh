@@ -60,7 +60,7 @@ cd "$dir/tree" || exit 1
 
 # A machine with nothing but a compiler, make and the basic commands: a folder of links is all of PATH. What the
 # compiler itself runs (as, ld) it finds by its own means or here.
-for tool in sh make cc gcc as ld ld.bfd cat mkdir ln rm basename dirname mktemp date grep sed tail; do
+for tool in sh make cc gcc as ld ld.bfd cat mkdir ln mv rm sleep basename dirname mktemp date grep sed tail; do
     path=$(command -v "$tool") && [ -x "$path" ] && ln -s "$path" "$dir/bin/$tool"
 done
 [ -x "$dir/bin/gcc" ] || ln -s "$(command -v clang || command -v cc)" "$dir/bin/gcc"

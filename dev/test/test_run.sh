@@ -1,11 +1,12 @@
 #!/bin/sh
-# dev/test/run.sh itself: does a failing, crashing, hanging, silent or lying test make the whole run fail?
+# dev/test/run.sh itself: does a failing, crashing, hanging, silent or lying test make the whole run fail? Do several run
+# at once, and does nothing run on when it is interrupted?
 
 cd "$(dirname "$0")/../.." || exit 1
 dir=$(mktemp -d "${TMPDIR:-/tmp}/train_gpt_run.XXXXXX") || exit 1
 trap 'rm -rf "$dir"' EXIT
 
-passed=0 failed=0 skipped=0
+. dev/test/check_lib.sh
 
 # make_test NAME BODY: a test program that does BODY.
 make_test() {
@@ -23,11 +24,9 @@ expect() {
     got=$?
     case $(tail -n 1 "$dir/out") in $last) sum=right ;; *) sum=wrong ;; esac
     if [ "$got" -eq "$code" ] && [ "$sum" = right ] && grep -q "$pattern" "$dir/out"; then
-        passed=$((passed + 1))
-        echo "ok    $name"
+        ok "$name"
     else
-        failed=$((failed + 1))
-        echo "FAIL  $name: exit code $got, expected $code; last line expected: $last; a line like: $pattern"
+        fail "$name: exit code $got, expected $code; last line expected: $last; a line like: $pattern"
         sed 's/^/    /' "$dir/out"
     fi
 }
@@ -61,10 +60,34 @@ expect "a script without the x bit" 0 "1 passed, 0 failed, 0 skipped" "^ok    no
 expect "no tests at all" 1 "0 passed, 0 failed, 0 skipped" "passed"
 if command -v timeout >/dev/null 2>&1; then
     expect "a hanging test" 1 "2 passed, 1 failed, 0 skipped" "stopped after 2 seconds" good hang
+    TEST_JOBS=3 expect "failing, crashing and hanging side by side" 1 "6 passed, 4 failed, 0 skipped" "stopped after 2 seconds" \
+        bad hang crash good
 else
-    skipped=1
-    echo "skip  a hanging test: no timeout command"
+    skip "a hanging test: no timeout command"
 fi
 
-echo "$passed passed, $failed failed, $skipped skipped"
-[ "$failed" -eq 0 ]
+# Each of these two waits for the other.
+for side in left right; do
+    make_test $side ": >'$dir/$side.here'; n=0
+        until [ -e '$dir/left.here' ] && [ -e '$dir/right.here' ]; do sleep 0.1; n=\$((n + 1)); [ \$n -lt 15 ] || exit 1; done
+        echo '1 passed, 0 failed'"
+done
+TEST_JOBS=2 expect "two at once" 0 "2 passed, 0 failed, 0 skipped" "^ok    left" left right
+rm "$dir"/*.here
+TEST_JOBS=1 expect "one at a time" 1 "1 passed, 1 failed, 0 skipped" "^FAIL  left" left right
+make_test slow 'sleep 0.5; echo "1 passed, 0 failed"'
+TEST_JOBS=4 expect "more at once than there are tests" 0 "3 passed, 0 failed, 0 skipped" "^ok    good" slow good
+check "what is shown is in the order of the arguments" sh -c 'grep -n "^ok " "$1" | tr "\n" " " | grep -q "slow.*good"' - "$dir/out"
+
+# Interrupted: it ends at once, and so do the tests.
+for side in one other; do make_test $side "echo \$\$ >'$dir/$side.pid'; exec sleep 60"; done
+mkdir "$dir/tmp"
+TMPDIR=$dir/tmp TEST_JOBS=2 sh dev/test/run.sh "$dir/one" "$dir/other" >"$dir/out" 2>&1 &
+pid=$! tries=0
+until [ -s "$dir/one.pid" ] && [ -s "$dir/other.pid" ] || [ $tries -ge 50 ]; do sleep 0.1; tries=$((tries + 1)); done
+kill -TERM $pid
+wait $pid
+check "interrupted: exit code 130" [ $? -eq 130 ]
+check "interrupted: no test runs on" sh -c '! kill -0 "$1" && ! kill -0 "$2"' - "$(cat "$dir/one.pid")" "$(cat "$dir/other.pid")"
+check "interrupted: nothing is left behind" rmdir "$dir/tmp"
+summary

@@ -6,6 +6,7 @@
 #   data/get.sh fineweb         [URL|FILE]    200 MB a shard, GPT-2 ids -> data/fineweb_val_000000.bin,
 #                                             data/fineweb_train_000001.bin ... as many as SHARDS=n says (default 1)
 #   data/get.sh fineweb100B     [URL|FILE]    the same of the sample of 100 billion tokens, 1030 shards
+#   data/get.sh hellaswag       [URL|FILE]    10042 questions           -> data/hellaswag_val.jsonl
 #   data/get.sh gpt2-vocab      [URL|FOLDER]  1.5 MB                    -> data/gpt2/encoder.json, data/gpt2/vocab.bpe
 #
 # URL or FILE replaces the public address: a mirror, or a copy at hand. OUT=folder puts the results elsewhere.
@@ -108,6 +109,11 @@ case $name in
             require_tokens "$target"
             accept "$target"
         done ;;
+    hellaswag)
+        target=$out/hellaswag_val.jsonl
+        fetch "${source:-https://raw.githubusercontent.com/rowanz/hellaswag/master/data/hellaswag_val.jsonl}" "$target"
+        grep -q '"endings"' "$target.part" || { rm -f "$target.part"; stop "$target has no questions with \"endings\""; }
+        accept "$target" ;;
     gpt2-vocab)
         base=${source:-https://openaipublic.blob.core.windows.net/gpt-2/encodings/main}
         fetch "$base/encoder.json" "$out/gpt2/encoder.json"

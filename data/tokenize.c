@@ -2,6 +2,7 @@
 //
 //     data/tokenize --tokenizer byte --out data/mine FILE...      data/mine_train_000000.bin, data/mine_val_000000.bin
 //     data/tokenize --decode FILE.bin > text
+//     data/tokenize --choices --out data/hellaswag FILE.jsonl     data/hellaswag_val.bin
 //
 // How it works: one reader cuts the input into chunks of about 1 MiB at places where cutting cannot change an id; all
 // cores encode a handful of chunks; one writer appends their ids in order. So memory is constant, and the output
@@ -11,6 +12,7 @@
 
 #include "../llmc/dataloader.h"
 #include "../llmc/json.h"
+#include "../llmc/multiple_choice.h"
 #include "../llmc/tokenizer.h"
 #include <signal.h>
 
@@ -36,7 +38,7 @@ typedef struct {
     const char *tokenizer, *vocab, *out, *field;
     double val_fraction;
     uint64_t shard_tokens;
-    int threads, token_bytes, decode, show_eot;
+    int threads, token_bytes, decode, show_eot, choices;
     InputFormat format;
     const char **inputs;
     size_t input_count;
@@ -45,6 +47,7 @@ typedef struct {
 static const char usage_text[] =
     "usage: tokenize [options] --out PREFIX FILE...   text or JSONL -> PREFIX_train_000000.bin, PREFIX_val_...\n"
     "       tokenize --decode [options] FILE.bin...   token files -> their text, on standard output\n"
+    "       tokenize --choices [options] --out PREFIX FILE   questions, JSONL with ctx, endings and label -> PREFIX_val.bin\n"
     "\n"
     "  --tokenizer byte|gpt2  byte: 256 bytes + end of text; gpt2: needs --vocab and PCRE2       (default byte)\n"
     "  --vocab PATH           GPT-2's vocabulary: folder with encoder.json and vocab.bpe, either file, or a .tiktoken file\n"
@@ -116,7 +119,7 @@ static void parse_option(Options *o, int argc, char **argv, int *i) {
 }
 
 static Options parse_options(int argc, char **argv) {
-    Options o = {NULL, NULL, NULL, "text", 0.05, 100000000, 0, 0, 0, 0, FORMAT_AUTO, NULL, 0};
+    Options o = {NULL, NULL, NULL, "text", 0.05, 100000000, 0, 0, 0, 0, 0, FORMAT_AUTO, NULL, 0};
     int only_files = 0;
     o.inputs = (const char **)checked_calloc((size_t)argc, sizeof *o.inputs, "the list of files");
     for (int i = 1; i < argc; i++) {
@@ -124,11 +127,13 @@ static Options parse_options(int argc, char **argv) {
         else if (strcmp(argv[i], "--") == 0) only_files = 1;
         else if (strcmp(argv[i], "--decode") == 0) o.decode = 1;
         else if (strcmp(argv[i], "--show-eot") == 0) o.show_eot = 1;
+        else if (strcmp(argv[i], "--choices") == 0) o.choices = 1;
         else if (strcmp(argv[i], "--help") == 0) exit(fputs(usage_text, stdout) == EOF);
         else parse_option(&o, argc, argv, &i);
     }
     if (!o.input_count) die_usage("no input file is named\ntry: tokenize --help");
     if (!o.decode && (!o.out || !*o.out)) die_usage("--out is missing\ntry: tokenize --out PREFIX FILE...");
+    if (o.choices && (o.decode || o.input_count > 1)) die_usage("--choices makes one file of one file");
     if (o.vocab && !o.tokenizer) o.tokenizer = "gpt2";
     if (!o.decode && !o.tokenizer) o.tokenizer = "byte";
     if (o.tokenizer && strcmp(o.tokenizer, "gpt2") == 0 && !o.vocab)
@@ -533,7 +538,94 @@ static void encode_chunk(const Options *o, const Tokenizer *t, TokenizerCache *c
 }
 
 // ----------------------------------------------------------------------------------------------------------------
-// The two commands
+// Questions
+
+// Writes the question of one line; on failure 0 with what is wrong.
+static const char *encode_question(ChoicesWriter *w, const Tokenizer *t, TokenizerCache *cache, const Json *json) {
+    const JsonNode *root = json_root(json), *context = json_get(json, root, "ctx"), *list = json_get(json, root, "endings");
+    uint64_t label;
+    if (!context || context->type != JSON_STRING) return "the object has no text \"ctx\"";
+    if (!list || list->type != JSON_ARRAY || list->count < 2 || list->count > CHOICES_MAX)
+        return "the object has no list \"endings\" of 2 to 16 texts";
+    if (!json_u64(json_get(json, root, "label"), &label) || label >= list->count)
+        return "\"label\" is not the number of one of its endings, counted from 0";
+    question_begin(w, (size_t)label, list->count);
+    const char *wrong = NULL;
+    size_t bytes = context->text_bytes;
+    for (const JsonNode *n = json_first(json, list); n; n = json_next(json, n)) bytes = max_size(bytes, n->text_bytes);
+    char *text = (char *)checked_calloc(bytes + 1, 1, "a text");
+    int32_t *ids = (int32_t *)checked_calloc(bytes + 1, sizeof *ids, "a text's ids");
+    if (!question_add(w, ids, tokenizer_encode(t, cache, context->text, context->text_bytes, ids)))
+        wrong = "\"ctx\" is empty, or longer than the file can hold";
+    for (const JsonNode *n = json_first(json, list); n && !wrong; n = json_next(json, n)) {
+        if (n->type != JSON_STRING) wrong = "an ending is not a text";
+        if (wrong) break;
+        text[0] = ' ';  // GPT-2's words begin with their space
+        memcpy(text + 1, n->text, n->text_bytes);
+        if (!question_add(w, ids, tokenizer_encode(t, cache, text, n->text_bytes + 1, ids)))
+            wrong = "the question is longer than the file can hold";
+    }
+    if (!wrong) question_end(w);
+    free(text);
+    free(ids);
+    return wrong;
+}
+
+static char questions_beside[SAFE_PATH_BYTES];  // the file being made; file scope for the clean-up at exit
+static void remove_questions(void) { unlink(questions_beside); }
+static void remove_questions_and_exit(int signal_number) {
+    remove_questions();
+    _exit(128 + signal_number);
+}
+
+static void tokenize_choices(const Options *o) {
+    static ChoicesWriter writer;
+    Tokenizer t;
+    Message message;
+    char path[SAFE_PATH_BYTES], *line = NULL;
+    const char *input = o->inputs[0];
+    size_t capacity = 0, number = 0;
+    message_clear(&message);
+    int length = snprintf(path, sizeof path, "%s_val.bin", o->out);
+    if (length < 0 || (size_t)length + 4 >= sizeof path) die_usage("--out: the name is too long");
+    snprintf(questions_beside, sizeof questions_beside, "%.*s.tmp", length, path);
+    tokenizer_load(&t, o->vocab ? o->vocab : o->tokenizer);
+    tokenizer_require_encode(&t);
+    TokenizerCache *cache = tokenizer_cache_new();
+    FILE *file = strcmp(input, "-") == 0 ? stdin : file_open(input, "rb");
+    choices_begin(&writer, questions_beside, &message);
+    atexit(remove_questions);
+    signal(SIGXFSZ, SIG_IGN);
+    signal(SIGINT, remove_questions_and_exit);
+    signal(SIGTERM, remove_questions_and_exit);
+    signal(SIGHUP, remove_questions_and_exit);
+    for (ssize_t bytes; (bytes = getline(&line, &capacity, file)) >= 0;) {
+        Json json;
+        const char *wrong = NULL;
+        number++;
+        if (is_blank((const uint8_t *)line, (size_t)bytes)) continue;
+        if (!json_parse(&json, line, (size_t)bytes)) wrong = json.error;
+        else wrong = encode_question(&writer, &t, cache, &json);
+        if (wrong)
+            die("%s:%zu: %s\nwhy: each line is {\"ctx\": \"...\", \"endings\": [\"...\", ...], \"label\": 0}", input,
+                number, wrong);
+        json_free(&json);
+    }
+    if (ferror(file)) die("cannot read '%s': %s", input, strerror(errno));
+    if (!writer.header[CHOICES_HEADER_COUNT]) die("'%s': there is no question in it", input);
+    if (!choices_end(&writer)) die("%s", message.text);
+    if (rename(questions_beside, path) != 0)
+        die("cannot rename '%s' to '%s': %s", questions_beside, path, strerror(errno));
+    questions_beside[0] = 0;
+    printf("%s: %d questions\n", path, writer.header[CHOICES_HEADER_COUNT]);
+    free(line);
+    if (file != stdin) file_close(file, input);
+    tokenizer_cache_free(cache);
+    tokenizer_free(&t);
+}
+
+// ----------------------------------------------------------------------------------------------------------------
+// The commands
 
 static void print_progress(const Reader *r, double started, double *last, uint64_t ids) {
     double now = now_seconds(), seconds = now - started, done = (double)r->bytes_done;
@@ -702,6 +794,7 @@ int main(int argc, char **argv) {
     Options o = parse_options(argc, argv);
     if (o.threads) set_thread_count(o.threads);
     if (o.decode) decode(&o);
+    else if (o.choices) tokenize_choices(&o);
     else tokenize(&o);
     free(o.inputs);
     return 0;

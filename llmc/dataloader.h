@@ -71,7 +71,7 @@ static inline const char *tokens_foreign_magic(uint32_t magic) {
         case 20240326: return "an llm.c GPT-2 model checkpoint (use it with --init)";
         case 20240327: return "an llm.c debug state of a GPT-2 model";
         case 20240328: return "an llm.c tokenizer file (use it with --tokenizer)";
-        case 20240522: return "an llm.c evaluation file, which this program has no use for";
+        case 20240522: return "an evaluation file (use it with --hellaswag)";
         case 20240527: return "an llm.c optimizer state";
         case 20240803: return "an llm.c Llama 3 model or debug state";
         case 0x04034b50: return "a zip archive or PyTorch file";

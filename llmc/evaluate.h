@@ -1,6 +1,6 @@
-// evaluate.h: the two things a run does with its model besides training it: the validation loss, and generated text.
+// evaluate.h: what a run does with its model besides training it: the validation loss, questions, generated text.
 //
-// Included by trainer.h after the trainer has defined its Model (the contract is described there). Neither touches the
+// Included by trainer.h after the trainer has defined its Model (the contract is described there). None touches the
 // optimizer, the gradients or the training data's position, so a run with and without them trains bit for bit alike.
 #ifndef LLMC_EVALUATE_H
 #define LLMC_EVALUATE_H
@@ -10,6 +10,7 @@
 
 #include "communicator.h"
 #include "dataloader.h"
+#include "multiple_choice.h"
 #include "rand.h"
 #include "sampler.h"
 #include "tokenizer.h"
@@ -68,6 +69,58 @@ static inline double evaluate(Model *model, DataLoader *val, const Parallel *par
     }
     for (uint64_t i = 0; i < sequences; i++) total += all[i];
     return total / ((double)sequences * (double)T);
+}
+
+// A pass over questions takes sequences as short as the longest needs, in whole tiles: fewer than --seq, mostly.
+#define CHOICES_TILE ((size_t)64)
+static inline size_t choices_seq(const MultipleChoice *m, size_t T) {
+    return min_size(T, round_up(m->longest - 1, CHOICES_TILE));
+}
+
+// How many of questions [first, end) the model answers right, `rows` sequences of T tokens at most at a time. Its answer
+// is the completion of the least loss a token (length-normalised accuracy), the first of several; a NaN is never right.
+// UINT64_MAX if *stop became set before the end.
+static inline uint64_t choices_part(Model *model, const MultipleChoice *m, size_t first, size_t end, size_t rows, size_t T,
+                                    BatchBuffers *buffers, volatile sig_atomic_t *stop) {
+    uint64_t right = 0;
+    size_t question = first, choice = 0, answer = CHOICES_MAX;
+    double least = INFINITY;
+    while (question < end) {
+        size_t n = 0;
+        if (stop && *stop) return UINT64_MAX;
+        communicator_moved();
+        for (size_t q = question, c = choice; n < rows && q < end; n++) {
+            question_row(&m->questions[q], c, T, buffers->inputs + n * T, buffers->targets + n * T);
+            if (++c == m->questions[q].completions) q++, c = 0;
+        }
+        model_forward(model, buffers->inputs, buffers->targets, n, T, 0.0f);
+        model_losses(model, buffers->losses);
+        for (size_t i = 0; i < n; i++) {
+            const Question *q = &m->questions[question];
+            double loss = question_loss(q, choice, T, buffers->losses + i * T);
+            if (loss < least) least = loss, answer = choice;
+            if (++choice < q->completions) continue;
+            right += answer == q->answer;
+            question++, choice = 0, answer = CHOICES_MAX, least = INFINITY;
+        }
+    }
+    return right;
+}
+
+// The same over all questions, shared out among ranks. `one_sequence`: passes of one, whose result then depends on no
+// other; else as many as B*T tokens are.
+static inline uint64_t evaluate_choices(Model *model, const MultipleChoice *m, const Parallel *parallel, int one_sequence,
+                                        size_t B, size_t T, BatchBuffers *buffers, volatile sig_atomic_t *stop) {
+    size_t ranks = parallel->ranks, share = ceil_div(m->count, ranks), seq = choices_seq(m, T);
+    size_t first = min_size(parallel->rank * share, m->count), end = min_size(first + share, m->count);
+    uint64_t right = 0, mine = choices_part(model, m, first, end, one_sequence ? 1 : B * T / seq, seq, buffers,
+                                            ranks == 1 ? stop : NULL);
+    if (ranks == 1) return mine;
+    uint64_t *all = (uint64_t *)checked_calloc(ranks, sizeof *all, "answers");
+    ranks_gather(all, &mine, sizeof mine);
+    for (size_t r = 0; r < ranks; r++) right += all[r];
+    free(all);
+    return right;
 }
 
 // What generating text needs, allocated once. `tokenizer` NULL: token ids are printed instead of text.

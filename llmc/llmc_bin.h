@@ -31,7 +31,7 @@ static inline const char *llmc_bin_looks_like(int32_t magic) {
         case 20240328: return "this looks like llm.c's tokenizer (gpt2_tokenizer.bin)";
         case 20240520: return "this looks like a token file: give it to --train or --val";
         case 20240801: return "this looks like a 32-bit token file: give it to --train or --val";
-        case 20240522: return "this looks like an evaluation file, which this program has no use for";
+        case 20240522: return "this looks like an evaluation file (use it with --hellaswag)";
         case 20240527: return "this looks like llm.c's optimizer state: the weights are in model_*.bin beside it";
         default: return "it is not a weight file of llm.c";
     }

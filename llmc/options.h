@@ -22,6 +22,7 @@
 
 // Whole numbers end at 2^53, so that each is exact in a double and in every JSON reader.
 #define OPTION_MAX_COUNT 9007199254740992.0
+#define HELLASWAG_FILE "data/hellaswag_val.bin"
 
 // What a value may be: lowest and highest (both allowed), or words.
 #define ANY 0, 0, NULL
@@ -142,6 +143,8 @@
       "STEPS", "validate this often, and at the end; 0: never")                                                        \
     X(EVALUATION, "val-steps", "m",           COUNT, val_steps,          20, RANGE(0, OPTION_MAX_COUNT), BESIDE,       \
       "N", "validate on at most N x 16 sequences; 0: on all there are")                                                \
+    X(EVALUATION, "hellaswag", NULL,          TEXT,  hellaswag,          "", ANY, BESIDE,                              \
+      "FILE", "questions to ask when validating (data/README.md); '' is none")                                         \
     X(EVALUATION, "sample-every", "s",        COUNT, sample_every,       500, RANGE(0, OPTION_MAX_COUNT), BESIDE,      \
       "STEPS", "write a sample this often, and at the end; 0: never")                                                  \
     X(EVALUATION, "sample-length", "g",       COUNT, sample_length,      256, RANGE(0, 1073741824), BESIDE,            \
@@ -415,7 +418,6 @@ typedef struct {
 
 static inline const ForeignOption *foreign_option(const char *alias) {
     static const ForeignOption options[] = {
-        {"h", "0", "the HellaSwag evaluation"},
         {"f", "0", "overriding TF32"},
         {"w", "1", "dropping the fp32 master weights"},
         {"ge", "0", "fusing GELU into the matrix product"},
@@ -535,6 +537,15 @@ static inline void option_not_one(char **argv, int i) {
     die_usage("'%s' is not an option: those begin with dashes\ntry: --help, which lists all", word);
 }
 
+// -h is help to everyone but llm.c's scripts, which say -h 1 for what data/README.md makes of HellaSwag.
+static inline void option_help_or_hellaswag(Options *o, const char *value, const char *program) {
+    if (!value || value[0] == '-') option_show_and_exit(&option_table()[OPTION_help], program);
+    if (strcmp(value, "0") != 0 && strcmp(value, "1") != 0)
+        die_usage("-h %s: -h shows the help, and as in llm.c -h 1 asks the questions of %s\ntry: --hellaswag FILE", value,
+                  HELLASWAG_FILE);
+    option_set(o, &option_table()[OPTION_hellaswag], "-h", value[0] == '1' ? HELLASWAG_FILE : "");
+}
+
 // Takes argv[*i] and, where it has one, its value; *i ends on the last argument taken.
 static inline void option_parse_one(Options *o, int argc, char **argv, int *i) {
     const char *arg = argv[*i], *next = *i + 1 < argc ? argv[*i + 1] : NULL;
@@ -543,10 +554,12 @@ static inline void option_parse_one(Options *o, int argc, char **argv, int *i) {
     const char *word = arg + 1 + is_long, *equals = is_long ? strchr(word, '=') : NULL;
     size_t length = equals ? (size_t)(equals - word) : strlen(word);
     const ForeignOption *foreign = is_long ? NULL : foreign_option(word);
+    if (!is_long && strcmp(word, "h") == 0) {
+        option_help_or_hellaswag(o, next, argv[0]);
+        ++*i;
+        return;
+    }
     if (foreign) {
-        // -h means help to everyone but llm.c's scripts, which say -h 1.
-        if (strcmp(word, "h") == 0 && (!next || next[0] == '-'))
-            option_show_and_exit(&option_table()[OPTION_help], argv[0]);
         foreign_option_check(foreign, next);
         ++*i;
         return;

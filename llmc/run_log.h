@@ -15,6 +15,7 @@
 #define RUN_LOG_VALUES(X) \
     X(loss)               \
     X(val_loss)           \
+    X(hellaswag)          \
     X(lr)                 \
     X(grad_norm)          \
     X(clipped)            \

@@ -210,17 +210,33 @@ static inline int due(uint64_t step, uint64_t every, uint64_t last) {
 // pass: one sequence at a time then, so that the validation loss does not depend on --batch.
 static inline size_t validation_batch(const Trainer *t) { return scaling_sees_whole_tensor(BUILD_SCALING) ? 1 : t->B; }
 
-static inline void validate(Trainer *t) {
-    double val_loss = evaluate(&t->model, &t->val, &t->parallel, t->val_sequences, validation_batch(t), t->T,
-                               &t->buffers, stop_signal());
+// The questions of --hellaswag; 0 where a signal came before the end.
+static inline int ask_choices(Trainer *t) {
+    size_t count = t->choices.count;
+    uint64_t right = evaluate_choices(&t->model, &t->choices, &t->parallel, validation_batch(t) == 1, t->B, t->T,
+                                      &t->buffers, stop_signal());
     end_live_line();
-    if (!isfinite(val_loss)) {  // stopped half-way, or a broken model: neither is a validation loss
-        if (!stopping(t)) printf("step %llu  validation loss is not finite\n", (unsigned long long)t->state.step);
-        return;
-    }
-    t->val_loss = val_loss;
-    printf("step %llu  validation loss %.4f\n", (unsigned long long)t->state.step, val_loss);
+    if (right > count) return 0;
+    t->accuracy = (double)right / (double)count;
+    printf("step %llu  HellaSwag %llu of %zu = %.4f\n", (unsigned long long)t->state.step, (unsigned long long)right,
+           count, t->accuracy);
     fflush(stdout);
+    return 1;
+}
+
+// Both of what --val-every asks for; 0 where a signal came before the end.
+static inline int validate(Trainer *t) {
+    if (t->val_sequences) {
+        double val_loss = evaluate(&t->model, &t->val, &t->parallel, t->val_sequences, validation_batch(t), t->T,
+                                   &t->buffers, stop_signal());
+        end_live_line();
+        if (isfinite(val_loss)) printf("step %llu  validation loss %.4f\n", (unsigned long long)t->state.step, val_loss);
+        else if (stopping(t)) return 0;
+        else printf("step %llu  validation loss is not finite\n", (unsigned long long)t->state.step);
+        fflush(stdout);
+        t->val_loss = val_loss;
+    }
+    return !t->choices.count || ask_choices(t);
 }
 
 static inline void sample(Trainer *t) {
@@ -262,11 +278,13 @@ static inline void announce_epoch(const Trainer *t) {
 static inline void finish_step(Trainer *t, RunRecord *record) {
     const Options *o = &t->options;
     uint64_t step = t->state.step, last = t->total_steps;
-    int is_best = 0, val_due = t->val_sequences && (t->state.val_due || due(step, o->val_every, last));
-    t->val_loss = NAN;
-    if (val_due && !stopping(t)) validate(t);
-    t->state.val_due = val_due && stopping(t) && !isfinite(t->val_loss);
+    int asked = t->val_sequences || t->choices.count, is_best = 0;
+    int val_due = asked && (t->state.val_due || due(step, o->val_every, last));
+    t->val_loss = t->accuracy = NAN;
+    t->state.val_due = val_due && (stopping(t) || !validate(t));
+    if (t->state.val_due) t->val_loss = NAN;
     if (isfinite(t->val_loss)) RUN_RECORD_SET(record, val_loss, t->val_loss);
+    if (isfinite(t->accuracy)) RUN_RECORD_SET(record, hellaswag, t->accuracy);
     if (isfinite(t->val_loss) && (!t->state.has_best || t->val_loss < t->state.best_val_loss)) {
         t->state.has_best = 1;
         t->state.best_val_loss = t->val_loss;
@@ -305,6 +323,7 @@ static inline void setup(Trainer *t, int argc, char **argv) {
     setup_config(t);
     setup_batch(t);
     setup_data(t);
+    setup_choices(t);
     setup_tokenizer(t);
     setup_schedule(t);
     setup_generator(t);
@@ -382,6 +401,7 @@ static inline void finish(Trainer *t) {
     if (t->options.init[0]) init_weights_close(&t->init);
     dataloader_close(&t->train);
     if (t->val_sequences) dataloader_close(&t->val);
+    multiple_choice_close(&t->choices);
     if (t->has_tokenizer) tokenizer_free(&t->tokenizer);
     checkpoint_close(&t->checkpointer);
     free(t->tensors);

@@ -37,6 +37,7 @@ typedef struct {
     Model model;
     DataLoader train, val;
     uint64_t val_sequences;  // of a validation; 0: none
+    MultipleChoice choices;  // questions asked beside it; count 0: none
     Tokenizer tokenizer;
     int has_tokenizer;
     Generator generator;
@@ -59,6 +60,7 @@ typedef struct {
     double loss, norm;
     double loss_scale;  // that it ran with
     double val_loss;    // NaN: not taken at this step
+    double accuracy;    // of --hellaswag, likewise
     int clipped, update_skipped;
     int overflow;      // the scaled gradients were not finite, though the loss was
     int folder_lock;   // open on --out for as long as the run goes on; 0: none yet
@@ -231,6 +233,13 @@ static inline void setup_data(Trainer *t) {
     t->val_sequences = wanted < t->val.samples_per_epoch ? wanted : t->val.samples_per_epoch;
 }
 
+// The questions of --hellaswag.
+static inline void setup_choices(Trainer *t) {
+    const Options *o = &t->options;
+    if (!o->hellaswag[0] || !o->val_every) return;
+    multiple_choice_open(&t->choices, o->hellaswag, t->config.V, "--hellaswag");
+}
+
 // What --prompt, or the end-of-text token a text begins after, is in ids.
 static inline void setup_generator(Trainer *t) {
     const Options *o = &t->options;
@@ -347,6 +356,8 @@ static inline void print_data_plan(const Trainer *t) {
     printf("  %llu step%s of %s%zu x %zu x %zu = %zu tokens need %s: %.2f epochs of %.1f steps\n",
            (unsigned long long)t->total_steps, plural(t->total_steps), ranks, o->total_batch / micro, t->B, t->T, o->total_batch,
            format_count(count, needed), needed / epoch, epoch / tokens_per_step);
+    if (t->choices.count)
+        printf("  HellaSwag: %zu questions in sequences of %zu tokens\n", t->choices.count, choices_seq(&t->choices, t->T));
     if (t->val_sequences)
         printf("  validation over %llu sequence%s, the same %s tokens each time\n",
                (unsigned long long)t->val_sequences, plural(t->val_sequences),

@@ -8,6 +8,7 @@
 #   LAUNCH="..."  what starts the ranks, with RANKS=n how many: LAUNCH="mpirun -np 16 -x MASTER_ADDR=host0 ..." RANKS=16.
 #                 Default: scripts/launch.sh on this machine, srun in a Slurm job, nothing for one rank
 #   PRECISION=bf16  BATCH=n  ZERO=1  RUN_OUT=log/NAME  DATA=folder of the token files  PROGRAM=built program
+#   data/hellaswag_val.bin   where it is (data/README.md), its questions are asked with every validation
 #   REHEARSE=8    a model of two layers for eight steps, on whatever PROGRAM (default: ./train_gpt) runs on: are all
 #                 options right, is the data there?
 
@@ -58,7 +59,10 @@ train() {
         PROGRAM=${PROGRAM:-./train_gpt}
         set -- "$@" --layers 2 --heads 2 --channels 64 --max-seq 32 --seq 32 --batch 2 --total-batch "$((128 * RANKS))" \
             --steps "$REHEARSE" --warmup 2 --val-every 4 --val-steps 1 --checkpoint-every 4 --sample-every 8 --sample-length 8
-    elif [ -z "${PROGRAM:-}" ]; then
+    elif [ -s data/hellaswag_val.bin ]; then
+        set -- "$@" --hellaswag data/hellaswag_val.bin
+    fi
+    if [ -z "${PROGRAM:-}" ]; then
         PROGRAM=build/cuda-$PRECISION/train_gpt
         make --no-print-directory DEVICE=cuda PRECISION="$PRECISION" "$PROGRAM" || exit 1
     fi

@@ -57,6 +57,10 @@ Second paragraph.${tab}Tab.<|endoftext|>Another <|endoftext|> inside.<|endoftext
 END
 if printf '\n' | cat "$dir/found" - | cmp - "$dir/expected"; then ok "tinystories: one document a story"; else fail "tinystories: one document a story"; cat "$dir/found"; fi
 
+printf '%s\n' '{"ctx": "a", "endings": ["b", "c"], "label": 0}' >"$dir/questions"
+gets "hellaswag: a local file" hellaswag_val.jsonl hellaswag "$dir/questions"
+refuses "hellaswag: another file" 'no questions' hellaswag "$dir/stories"
+
 printf 'some text' >"$dir/text"
 printf '<!DOCTYPE html><html>' >"$dir/page"
 : >"$dir/empty"

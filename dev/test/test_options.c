@@ -116,12 +116,12 @@ TEST(table_is_consistent) {
     }
 }
 
-// llm.c's own launch script for the 124M model, its short names and their order, -z 1 and -h 1 aside.
+// llm.c's own launch script for the 124M model, its short names and their order, -z 1 aside.
 TEST(llmc_script_options) {
     Options o = parse(
         "-i dev/data/fineweb10B/fineweb_train_*.bin -j dev/data/fineweb10B/fineweb_val_*.bin "
         "-o log124M -e d12 -b 64 -t 1024 -d 524288 -r 1 -z 0 -c 0.1 -l 0.0006 -q 0.0 -u 700 -n 5000 "
-        "-v 250 -s 20000 -h 0 -y 1 -nk 5 -nm 50000 -sl 7.0 -sg 7 -k linear -m 3 -g 144 -x 18865 -a 0");
+        "-v 250 -s 20000 -h 1 -y 1 -nk 5 -nm 50000 -sl 7.0 -sg 7 -k linear -m 3 -g 144 -x 18865 -a 0");
     CHECK(strcmp(o.out, "log124M") == 0 && strstr(o.train, "train_*.bin"), "out %s", o.out);
     CHECK(o.layers == 12 && o.heads == 12 && o.channels == 768 && o.max_seq == 1024 && o.vocab == 50257 && !*o.init,
           "-e d12 gives L %zu NH %zu C %zu T %zu V %zu", o.layers, o.heads, o.channels, o.max_seq, o.vocab);
@@ -130,6 +130,7 @@ TEST(llmc_script_options) {
     CHECK(o.checkpoint_every == 5000 && o.val_every == 250 && o.sample_every == 20000 && o.resume == 1, "every");
     CHECK(o.keep == 5 && o.milestone_every == 50000 && o.skip_loss_z == 7 && o.skip_grad_z == 7, "keep");
     CHECK(strcmp(o.schedule, "linear") == 0 && o.val_steps == 3 && o.sample_length == 144 && o.steps == 18865, "rest");
+    CHECK(strcmp(o.hellaswag, "data/hellaswag_val.bin") == 0 && !*parse("-h 0").hellaswag, "-h 1: '%s'", o.hellaswag);
     CHECK(o.overfit == 0 && options_given(&o, OPTION_overfit) && !options_given(&o, OPTION_seed), "given");
 }
 
@@ -144,7 +145,7 @@ TEST(ranks_are_the_launchers) {
 
 TEST(requests_that_cannot_be_met_are_refused) {
     check_refused("-z 3", "between 0 and 2");
-    check_refused("-h 1", "HellaSwag");
+    check_refused("-h 2", "--hellaswag FILE");
     check_refused("-pn 8", "several ranks");
     check_refused("-w 0", "master weights");
     check_refused("-w", "-w needs a value");

@@ -21,7 +21,7 @@ ends "a model nobody knows" 2 'try: --model gpt2' --model gpt22
 ends "a sample longer than the model" 2 '--sample-length 20 after a prompt of 1 tokens is longer' --sample-every 1 --sample-length 20
 ends "a prompt without a tokenizer" 2 '--prompt needs a tokenizer' --sample-every 1 --prompt hello
 ends "llm.c's options" 0 '^done after 2 steps' -b 2 -t 8 -x 2 -l 1e-3 -u 1 -c 0 -v 0 -s 0 -z 0 -h 0 -n 1
-ends "llm.c's option this program lacks" 2 'HellaSwag' -h 1
+ends "llm.c's option this program lacks" 2 'overriding TF32' -f 1
 ends "a file after a pattern's first" 2 "try: quotes around a pattern, as --train" --train "$dir/train.bin" "$dir/val.bin"
 ends "a file after a pattern's first, with llm.c's name" 2 "try: quotes around a pattern, as --val" -j "$dir/train.bin" "$dir/val.bin"
 ends "a word where an option should be" 2 "'fast' is not an option: those begin with dashes" --steps 3 fast

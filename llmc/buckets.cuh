@@ -9,10 +9,14 @@
 
 // 8 elements a thread; sizes and places are multiples of 8.
 
-__device__ __forceinline__ const BucketPiece *bucket_piece(const Bucket &bucket, size_t i) {
-    for (int p = 0; p < bucket.count; p++)
-        if (i - bucket.pieces[p].at < bucket.pieces[p].elems) return &bucket.pieces[p];  // unsigned: both limits
-    return NULL;
+// Where element i of the bucket is in the arena; SIZE_MAX: it is padding. No pointer to a piece, which would have to be
+// one that reaches kernels' parameters.
+__device__ __forceinline__ size_t bucket_place(const Bucket &bucket, size_t i) {
+    for (int p = 0; p < bucket.count; p++) {
+        const size_t at = i - bucket.pieces[p].at;
+        if (at < bucket.pieces[p].elems) return bucket.pieces[p].arena + at;  // unsigned: both limits
+    }
+    return SIZE_MAX;
 }
 
 template <typename S, typename A>
@@ -21,8 +25,8 @@ __global__ void __launch_bounds__(BUCKET_THREADS)
     const size_t i = begin + ((size_t)blockIdx.x * BUCKET_THREADS + threadIdx.x) * PACK;
     float values[PACK] = {0, 0, 0, 0, 0, 0, 0, 0};
     if (i >= end) return;
-    const BucketPiece *piece = bucket_piece(bucket, i);
-    if (piece) load_floats(values, arena + piece->arena + (i - piece->at));
+    const size_t place = bucket_place(bucket, i);
+    if (place != SIZE_MAX) load_floats(values, arena + place);
     store_floats(staging + i, values);
 }
 
@@ -40,9 +44,8 @@ __global__ void __launch_bounds__(BUCKET_THREADS)
     const size_t i = ((size_t)blockIdx.x * BUCKET_THREADS + threadIdx.x) * PACK;
     float values[PACK];
     if (i >= bucket.elems || (i >= skip_begin && i < skip_end)) return;
-    const BucketPiece *piece = bucket_piece(bucket, i);
     load_floats(values, staging + i);
-    store_floats(arena + piece->arena + (i - piece->at), values);
+    store_floats(arena + bucket_place(bucket, i), values);
 }
 
 // The arena's elements of this bucket = staging, but those of [skip_begin, skip_end)

@@ -396,6 +396,12 @@ FORMAT_FN float encode_scale_e8m0(uint8_t code) {
 // ----------------------------------------------------------------------------------------------------------------
 // Stochastic rounding. The random bits come from the caller (Philox by seed, step and element index: rand.h), so that
 // the result depends on neither threads nor ranks.
+//
+// GPUs use these functions too, also those with an instruction for it (PTX: cvt.rs, on sm_100a and sm_103a; ptxas
+// refuses it for sm_120a). Its four-wide forms, to e2m1, e4m3 and e5m2, take 32 random bits for four numbers; the
+// manual says which 16 belong to which two, not how they share them, nor which of the discarded bits the random ones
+// meet. Codes would not be the same on every card, which a run that is resumed elsewhere, and every test of a cast,
+// counts on; and nobody without that card could check them (doc/numerics.md).
 
 // random: 16 bits. P(away from zero) = low half / 65536 exactly, also for subnormals. Finite never becomes Inf.
 FORMAT_FN uint16_t sr_bf16(float x, uint32_t random) {

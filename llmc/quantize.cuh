@@ -497,8 +497,16 @@ __device__ __forceinline__ float quant_whole_scale(const QuantTask &task) {
     return scale;
 }
 
+// For compute capability 10.0 ptxas would have four blocks on a multiprocessor and spill for it; three have 96 KB in
+// flight.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000 && __CUDA_ARCH__ < 1200
+#define QUANT_CAST_BOUNDS __launch_bounds__(QUANT_THREADS, 3)
+#else
+#define QUANT_CAST_BOUNDS __launch_bounds__(QUANT_THREADS)
+#endif
+
 template <ScalingRule S, FormatId F, bool EMULATED>
-__global__ void __launch_bounds__(QUANT_THREADS) quant_cast_kernel(QuantTask task) {
+__global__ void QUANT_CAST_BOUNDS quant_cast_kernel(QuantTask task) {
     constexpr bool WHOLE = S == SCALING_TENSOR, LINES = S == SCALING_BLOCK;
     __shared__ __align__(16) __nv_bfloat16 tile[QUANT_TILE * QUANT_TILE_PITCH];
     __shared__ uint32_t row_amax[LINES ? QUANT_TILE : 1], col_amax[LINES ? QUANT_TILE : 1], square_amax[16];

@@ -85,7 +85,13 @@ check() {
 
 # The architecture a precision is checked for when it is for one only: where its products are native.
 home_of() {
-    case $1 in fp8-*) home=90a ;; mxfp8) home=100a ;; nvfp4) home=120a ;; fp16) home=89 ;; *) home=80 ;; esac
+    case $1 in
+        fp8-row | fp8-delayed) home=90a ;;
+        fp8-current | fp8-block | mxfp8) home=100a ;;
+        nvfp4) home=120a ;;
+        fp16) home=89 ;;
+        *) home=80 ;;
+    esac
     case " $CUDA_ARCHS " in *" $home "*) ;; *) home=${CUDA_ARCHS%% *} ;; esac
 }
 

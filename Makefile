@@ -332,6 +332,9 @@ RANKED := fp32 fp16 fp8-delayed bf16-stochastic
 ifneq ($(and $(HAVE_CXX),$(filter %test_ranks.sh,$(RUN_SHELL)),$(filter 0,$(SANITIZE))),)
 SCHEDULED += $(RANKED:%=build/emulated/train_gpt_%)
 endif
+ifneq ($(and $(HAVE_CXX),$(filter %test_ranks_checkpoint.sh,$(RUN_SHELL)),$(filter 0,$(SANITIZE))),)
+SCHEDULED += build/emulated/train_gpt_fp32
+endif
 
 gpu-precisions:
 	@echo $(PRECISIONS)

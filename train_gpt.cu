@@ -510,9 +510,9 @@ static void masters_set(Model *model, size_t first, float *values, size_t elems)
     uint16_t *codes = (uint16_t *)values;  // narrower: conversion in place never overtakes itself
     if (BUILD_MASTER_RULE != MASTER_RULE_FP32)
         for (size_t i = 0; i < elems; i++) codes[i] = encode_bf16(values[i]);
+    const ShardBlock run = {first, 1, elems, elems};
     if (MASTERS_APART && shards_optimizer(&model->shards))
-        shards_copy(&model->shards, model->masters, MASTER_BYTES, first, elems, values, 0, cudaMemcpyHostToDevice,
-                    model->stream);
+        shards_copy(&model->shards, model->masters, MASTER_BYTES, &run, values, 0, cudaMemcpyHostToDevice, model->stream);
     else
         CUDA_CHECK(cudaMemcpyAsync((char *)model->masters + first * MASTER_BYTES, values, elems * MASTER_BYTES,
                                    cudaMemcpyHostToDevice, model->stream));

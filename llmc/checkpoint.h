@@ -9,6 +9,9 @@
 //     checkpoint_array(&list[n++], "state.step", ST_U64, 1, &step);
 //     checkpoint_open(&ck, out, &config, list, n, options_json);
 //     checkpoint_save(&ck, step, &message);
+//
+// Several ranks write one checkpoint together, each its part of both files; they call the same functions with the same
+// arguments, and agree on what comes of it (checkpoint_parallel()).
 #ifndef LLMC_CHECKPOINT_H
 #define LLMC_CHECKPOINT_H
 
@@ -39,11 +42,24 @@ typedef struct {
 } CheckpointTensor;
 
 // Copies the block [row, row + rows) x [col, col + cols) of a tensor in memory to `host` (dense, rows x cols), or back.
-// Called in the same order on every rank, so they may communicate. They do not return on failure.
+// They do not return on failure. CheckpointRead is called in the same order on every rank, so that it may communicate;
+// `host` is NULL on ranks that only take part. CheckpointWrite is called by a rank for blocks that it wants alone.
 typedef void CheckpointRead(void *ctx, const CheckpointTensor *tensor, size_t row, size_t rows, size_t col, size_t cols,
                             void *host);
 typedef void CheckpointWrite(void *ctx, const CheckpointTensor *tensor, size_t row, size_t rows, size_t col,
                              size_t cols, const void *host);
+// Has this rank a use for any of the block?
+typedef int CheckpointWanted(void *ctx, const CheckpointTensor *tensor, size_t row, size_t rows, size_t col,
+                             size_t cols);
+// all[rank] = `bytes` bytes of each rank, at most CHECKPOINT_GATHER_BYTES
+typedef void CheckpointGather(void *all, const void *mine, size_t bytes);
+#define CHECKPOINT_GATHER_BYTES ((size_t)1024)
+
+// How far a file is written of the part that ends at byte `end`: to byte `at`, in tensor `index` of the file's order.
+typedef struct {
+    uint64_t at, end;
+    size_t index;
+} CheckpointCursor;
 
 typedef struct {
     char out[SAFE_PATH_BYTES];
@@ -53,9 +69,14 @@ typedef struct {
     // Set after checkpoint_open() where the defaults do not fit:
     CheckpointRead *read;  // NULL: tensor->data is host memory
     CheckpointWrite *write;
+    CheckpointWanted *wanted;  // NULL: all blocks are
     void *ctx;
-    int writes_files;  // 0 on ranks that only take part in the callbacks
     int may_exchange;  // 0 keeps to plain renames (for tests)
+    // Of checkpoint_parallel():
+    size_t rank, ranks;
+    const char *host;
+    CheckpointGather *gather;
+    char *gathered;  // CHECKPOINT_GATHER_BYTES a rank
     // Its own:
     size_t stage_bytes;
     char *stage[2];
@@ -63,6 +84,8 @@ typedef struct {
     size_t header_capacity;
     SafetensorsEntry *entries;
     size_t *order;
+    CheckpointCursor *cursors;  // one a rank
+    CheckpointFile files[3];
 } Checkpointer;
 
 // ----------------------------------------------------------------------------------------------------------------
@@ -154,22 +177,15 @@ typedef struct {
     size_t row, rows, col, cols;
 } CheckpointBlock;
 
-// Steps `block` to the next piece of a tensor in the file's order, at most `max_elems` elements (at least one row, or
-// one column where transposed); 0 after the last. Start with all zero.
-static inline int checkpoint_next_block(const CheckpointTensor *tensor, size_t max_elems, CheckpointBlock *block) {
-    if (tensor->rows == 0 || tensor->cols == 0) return 0;
-    if (tensor->transpose || tensor->rows == 1) {
-        block->col += block->cols;
-        block->rows = tensor->rows;
-        if (block->col >= tensor->cols) return 0;
-        block->cols = min_size(max_size(max_elems / tensor->rows, 1), tensor->cols - block->col);
-    } else {
-        block->row += block->rows;
-        block->cols = tensor->cols;
-        if (block->row >= tensor->rows) return 0;
-        block->rows = min_size(max_size(max_elems / tensor->cols, 1), tensor->rows - block->row);
-    }
-    return 1;
+// The block that begins at element `first` of a tensor, counted in a file where it is `transposed` or not, and has at
+// most `elems` elements: whole lines of the file where it begins with one and has one, else a part of one line.
+static inline CheckpointBlock checkpoint_block(const CheckpointTensor *tensor, int transposed, size_t first,
+                                               size_t elems) {
+    size_t line = transposed ? tensor->rows : tensor->cols, at = first / line, in_line = first % line;
+    size_t lines = in_line == 0 && elems >= line ? elems / line : 1;
+    size_t width = in_line == 0 && elems >= line ? line : min_size(elems, line - in_line);
+    CheckpointBlock along = {at, lines, in_line, width}, across = {in_line, width, at, lines};
+    return transposed ? across : along;
 }
 
 // Elements a block may have: the buffer is counted in 8-byte elements, so that a conversion from any dtype fits.
@@ -182,7 +198,7 @@ static inline void checkpoint_fetch(const Checkpointer *ck, const CheckpointTens
         ck->read(ck->ctx, tensor, b->row, b->rows, b->col, b->cols, host);
         return;
     }
-    for (size_t r = 0; r < b->rows; r++)
+    for (size_t r = 0; host && r < b->rows; r++)
         memcpy((char *)host + r * b->cols * size,
                (const char *)tensor->data + ((b->row + r) * tensor->cols + b->col) * size, b->cols * size);
 }
@@ -342,12 +358,9 @@ static inline void checkpoint_open(Checkpointer *ck, const char *out, const GPTC
     ck->config = *config;
     ck->tensors = tensors;
     ck->count = count;
-    ck->writes_files = ck->may_exchange = 1;
+    ck->may_exchange = 1;
+    ck->ranks = 1;
     ck->stage_bytes = CHECKPOINT_STAGE_BYTES;
-    for (size_t i = 0; i < count; i++) {
-        size_t line = tensors[i].transpose ? tensors[i].rows : tensors[i].rows == 1 ? 1 : tensors[i].cols;
-        ck->stage_bytes = max_size(ck->stage_bytes, size_mul(line, 8));
-    }
     for (int i = 0; i < 2; i++) ck->stage[i] = (char *)checked_calloc(ck->stage_bytes, 1, "checkpoint staging");
     ck->entries = (SafetensorsEntry *)checked_calloc(count, sizeof *ck->entries, "checkpoint entries");
     ck->order = (size_t *)checked_calloc(count, sizeof *ck->order, "checkpoint entries");
@@ -360,6 +373,7 @@ static inline void checkpoint_open(Checkpointer *ck, const char *out, const GPTC
         ck->header_capacity = max_size(ck->header_capacity, safetensors_header(NULL, 0, ck->entries, n, ck->metadata));
     }
     ck->header = (char *)checked_calloc(ck->header_capacity, 1, "checkpoint header");
+    ck->cursors = (CheckpointCursor *)checked_calloc(1, sizeof *ck->cursors, "checkpoint entries");
     // A file size limit (ulimit -f) must show as a failed write, which is reported, not as a deadly signal.
     if (out) signal(SIGXFSZ, SIG_IGN);
 }
@@ -370,121 +384,290 @@ static inline void checkpoint_close(Checkpointer *ck) {
     free(ck->order);
     free(ck->metadata);
     free(ck->header);
+    free(ck->cursors);
+    free(ck->gathered);
     memset(ck, 0, sizeof *ck);
+}
+
+// After checkpoint_open(): this is rank `rank` of `ranks`, on `host` (a name that stays).
+static inline void checkpoint_parallel(Checkpointer *ck, size_t rank, size_t ranks, const char *host,
+                                       CheckpointGather *gather) {
+    ck->rank = rank;
+    ck->ranks = ranks;
+    ck->host = host;
+    ck->gather = gather;
+    free(ck->cursors);
+    ck->cursors = (CheckpointCursor *)checked_calloc(ranks, sizeof *ck->cursors, "checkpoint entries");
+    ck->gathered = (char *)checked_calloc(ranks, CHECKPOINT_GATHER_BYTES, "ranks");
+}
+
+// ----------------------------------------------------------------------------------------------------------------
+// Agreement
+
+// What a rank tells the others of what it has done.
+typedef struct {
+    int64_t code, process;
+    char host[64], text[CHECKPOINT_GATHER_BYTES - 80];
+} CheckpointReport;
+
+// All ranks' codes become one, and their messages that of the first one that failed. Rank 0's process id goes along.
+static inline int checkpoint_agree(Checkpointer *ck, int code, Message *message, long *first_process) {
+    CheckpointReport mine, *all = (CheckpointReport *)ck->gathered;
+    if (first_process) *first_process = (long)getpid();
+    if (ck->ranks == 1) return code;
+    memset(&mine, 0, sizeof mine);
+    mine.code = code;
+    mine.process = getpid();
+    snprintf(mine.host, sizeof mine.host, "%s", ck->host);
+    if (code != CHECKPOINT_OK) snprintf(mine.text, sizeof mine.text, "%.*s", (int)sizeof mine.text - 1, message->text);
+    ck->gather(all, &mine, sizeof mine);
+    if (first_process) *first_process = (long)all[0].process;
+    for (size_t i = 0; i < ck->ranks; i++) {
+        if (all[i].code == CHECKPOINT_OK) continue;
+        message_clear(message);
+        message_add(message, "rank %zu on %s: %s", i, all[i].host, all[i].text);
+        return (int)all[i].code;
+    }
+    return CHECKPOINT_OK;
+}
+
+// The checksums of each rank's chunks, to all of them.
+static inline void checkpoint_share_sums(Checkpointer *ck, CheckpointFile *file) {
+    enum { AT_ONCE = CHECKPOINT_GATHER_BYTES / sizeof(uint64_t) };
+    size_t largest = ceil_div(file->chunks, ck->ranks), first, end;
+    for (size_t at = 0; ck->ranks > 1 && at < largest; at += AT_ONCE) {
+        uint64_t mine[AT_ONCE] = {0}, *all = (uint64_t *)ck->gathered;
+        end = checkpoint_file_part(file, ck->rank, ck->ranks, &first);
+        for (size_t i = 0; i < AT_ONCE && first + at + i < end; i++) mine[i] = file->sums[first + at + i];
+        ck->gather(all, mine, sizeof mine);
+        for (size_t r = 0; r < ck->ranks; r++) {
+            end = checkpoint_file_part(file, r, ck->ranks, &first);
+            for (size_t i = 0; i < AT_ONCE && first + at + i < end; i++)
+                file->sums[first + at + i] = all[r * AT_ONCE + i];
+        }
+    }
 }
 
 // ----------------------------------------------------------------------------------------------------------------
 // Saving
 
-// One tensor to `file`. Without callbacks a failure ends it early; with them every block is still fetched, because
-// other ranks are fetching it too and would wait for ever.
-static inline int checkpoint_write_tensor(Checkpointer *ck, const CheckpointTensor *tensor, SafeFile *file, int code,
-                                          Message *message) {
-    size_t size = safetensors_dtype_bytes(tensor->dtype);
-    CheckpointBlock block = {0, 0, 0, 0};
-    while (checkpoint_next_block(tensor, checkpoint_block_elems(ck), &block)) {
-        size_t elems = block.rows * block.cols;
-        if (code != CHECKPOINT_OK && !ck->read) return code;
-        checkpoint_fetch(ck, tensor, &block, ck->stage[0]);
-        if (code != CHECKPOINT_OK || !ck->writes_files) continue;
-        size_t bad = safetensors_first_nonfinite(ck->stage[0], tensor->dtype, elems);
-        if (bad < elems) {
-            message_add(message,
-                        "tensor %s is not finite at row %zu, column %zu (in memory's layout): nothing was saved\n"
-                        "why: the training state is broken; earlier checkpoints are kept",
-                        tensor->name, block.row + bad / block.cols, block.col + bad % block.cols);
-            code = CHECKPOINT_NONFINITE;
-            continue;
-        }
-        if (tensor->transpose) checkpoint_transpose(ck->stage[1], ck->stage[0], block.rows, block.cols, size);
-        safe_file_write(file, ck->stage[tensor->transpose], elems * size);
-        if (file->failed) code = CHECKPOINT_FAILED;
-    }
-    return code;
-}
-
-// One of the two safetensors files into folder `dir`, described in *done.
-static inline int checkpoint_write_file(Checkpointer *ck, const char *dir, int which, CheckpointFile *done, int code,
-                                        Message *message) {
-    char path[SAFE_PATH_BYTES];
+// This rank's part of a file, while it is written.
+typedef struct {
     SafeFile file;
-    size_t n = checkpoint_entries(ck, which);
-    done->name = which == CHECKPOINT_IN_MODEL ? CHECKPOINT_MODEL : CHECKPOINT_STATE;
-    memset(&file, 0, sizeof file);
-    file.fd = -1;
-    if (ck->writes_files && code == CHECKPOINT_OK) {
-        size_t used = safetensors_header(ck->header, ck->header_capacity, ck->entries, n,
-                                         which == CHECKPOINT_IN_MODEL ? "{\"format\":\"pt\"}" : ck->metadata);
-        path_join(path, dir, done->name);
-        safe_file_create(&file, path, message);
-        safe_file_write(&file, ck->header, used - 1);
-        if (file.failed) code = CHECKPOINT_FAILED;
-    }
-    for (size_t i = 0; i < n; i++) code = checkpoint_write_tensor(ck, &ck->tensors[ck->order[i]], &file, code, message);
-    if (file.fd >= 0 && !safe_file_finish(&file) && code == CHECKPOINT_OK) code = CHECKPOINT_FAILED;
-    done->bytes = file.bytes;
-    done->sum = checksum_value(&file.sum);
-    return code;
+    CheckpointFile *about;
+    size_t chunk;           // under way
+    uint64_t chunk_filled;  // bytes of it
+    int code;
+    Message *message;
+} CheckpointPart;
+
+static inline void checkpoint_chunk_done(CheckpointPart *part) {
+    part->about->sums[part->chunk++] = checksum_value(&part->file.sum);
+    part->chunk_filled = 0;
+    checksum_start(&part->file.sum);
 }
 
-static inline int checkpoint_write_config(Checkpointer *ck, const char *dir, CheckpointFile *done, Message *message) {
+static inline void checkpoint_put(CheckpointPart *part, const void *data, size_t bytes) {
+    const char *p = (const char *)data;
+    while (bytes && !part->file.failed) {
+        uint64_t room = part->about->chunk_bytes - part->chunk_filled;
+        size_t n = bytes < room ? bytes : (size_t)room;
+        safe_file_write(&part->file, p, n);
+        p += n;
+        bytes -= n;
+        part->chunk_filled += n;
+        if (n == room) checkpoint_chunk_done(part);
+    }
+    if (part->file.failed) part->code = CHECKPOINT_FAILED;
+}
+
+// The next block of the part of the file that `cursor` is in, and its tensor; NULL after the last.
+static inline const CheckpointTensor *checkpoint_next_block(const Checkpointer *ck, uint64_t data_start,
+                                                            CheckpointCursor *cursor, CheckpointBlock *block) {
+    if (cursor->at >= cursor->end) return NULL;
+    while (data_start + ck->entries[cursor->index].end <= cursor->at) cursor->index++;
+    const SafetensorsEntry *entry = &ck->entries[cursor->index];
+    const CheckpointTensor *tensor = &ck->tensors[ck->order[cursor->index]];
+    size_t size = safetensors_dtype_bytes(tensor->dtype);
+    uint64_t end = data_start + entry->end < cursor->end ? data_start + entry->end : cursor->end;
+    size_t elems = min_size((size_t)(end - cursor->at) / size, checkpoint_block_elems(ck));
+    *block = checkpoint_block(tensor, tensor->transpose, (size_t)(cursor->at - data_start - entry->begin) / size, elems);
+    cursor->at += block->rows * block->cols * size;
+    return tensor;
+}
+
+// One block, fetched into ck->stage[0], to this rank's part.
+static inline void checkpoint_write_block(Checkpointer *ck, CheckpointPart *part, const CheckpointTensor *tensor,
+                                          const CheckpointBlock *block) {
+    size_t size = safetensors_dtype_bytes(tensor->dtype), elems = block->rows * block->cols;
+    size_t bad = safetensors_first_nonfinite(ck->stage[0], tensor->dtype, elems);
+    if (bad < elems) {
+        message_add(part->message,
+                    "tensor %s is not finite at row %zu, column %zu (in memory's layout): nothing was saved\n"
+                    "why: the training state is broken; earlier checkpoints are kept",
+                    tensor->name, block->row + bad / block->cols, block->col + bad % block->cols);
+        part->code = CHECKPOINT_NONFINITE;
+        return;
+    }
+    if (tensor->transpose) checkpoint_transpose(ck->stage[1], ck->stage[0], block->rows, block->cols, size);
+    checkpoint_put(part, ck->stage[tensor->transpose], elems * size);
+}
+
+// All blocks of a file. In each round every rank gets one and writes it while the others write theirs. A rank that has
+// failed goes on taking part, since the others wait for it.
+static inline void checkpoint_write_blocks(Checkpointer *ck, uint64_t data_start, CheckpointPart *part) {
+    for (int more = 1; more;) {
+        const CheckpointTensor *mine = NULL;
+        CheckpointBlock my_block = {0, 0, 0, 0};
+        more = 0;
+        for (size_t owner = 0; owner < ck->ranks; owner++) {
+            CheckpointBlock block;
+            const CheckpointTensor *tensor = checkpoint_next_block(ck, data_start, &ck->cursors[owner], &block);
+            int wanted = owner == ck->rank && part->code == CHECKPOINT_OK;
+            if (!tensor) continue;
+            more = 1;
+            checkpoint_fetch(ck, tensor, &block, wanted ? ck->stage[0] : NULL);
+            if (!wanted) continue;
+            mine = tensor;
+            my_block = block;
+        }
+        if (mine) checkpoint_write_block(ck, part, mine, &my_block);
+    }
+}
+
+// This rank's part of one of the two safetensors files, in folder `dir`: some of its chunks. Everything about the file
+// but the checksums of others' chunks is in ck->files[which] then. `code`: what has become of the save so far.
+static inline int checkpoint_write_part(Checkpointer *ck, const char *dir, int which, int code, Message *message) {
+    char path[SAFE_PATH_BYTES];
+    CheckpointFile *about = &ck->files[which];
+    CheckpointPart part;
+    size_t n = checkpoint_entries(ck, which), first, end;
+    size_t used = safetensors_header(ck->header, ck->header_capacity, ck->entries, n,
+                                     which == CHECKPOINT_IN_MODEL ? "{\"format\":\"pt\"}" : ck->metadata) - 1;
+    memset(&part, 0, sizeof part);
+    part.file.fd = -1;
+    part.about = about;
+    part.code = code;
+    part.message = message;
+    checkpoint_file_start(about, which == CHECKPOINT_IN_MODEL ? CHECKPOINT_MODEL : CHECKPOINT_STATE,
+                          used + (n ? ck->entries[n - 1].end : 0));
+    for (size_t r = 0; r < ck->ranks; r++) {
+        CheckpointCursor *cursor = &ck->cursors[r];
+        end = checkpoint_file_part(about, r, ck->ranks, &first);
+        cursor->at = max_size(first * about->chunk_bytes, used);
+        cursor->end = end == about->chunks ? about->bytes : end * about->chunk_bytes;
+        cursor->index = 0;
+    }
+    end = checkpoint_file_part(about, ck->rank, ck->ranks, &first);
+    part.chunk = first;
+    if (first < end && code == CHECKPOINT_OK) {
+        uint64_t at = first * about->chunk_bytes;
+        path_join(path, dir, about->name);
+        safe_file_join(&part.file, path, at, message);
+        if (part.file.failed) part.code = CHECKPOINT_FAILED;
+        if (at < used) checkpoint_put(&part, ck->header + at, min_size(used, (size_t)(end * about->chunk_bytes)) - at);
+    }
+    checkpoint_write_blocks(ck, used, &part);
+    if (part.chunk < end && part.code == CHECKPOINT_OK) checkpoint_chunk_done(&part);  // the file's last, if not full
+    if (part.file.fd >= 0 && !safe_file_finish(&part.file) && part.code == CHECKPOINT_OK) part.code = CHECKPOINT_FAILED;
+    return part.code;
+}
+
+static inline int checkpoint_write_config(Checkpointer *ck, const char *dir, Message *message) {
     char text[2048], path[SAFE_PATH_BYTES];
+    CheckpointFile *about = &ck->files[2];
     SafeFile file;
     int dtype = ST_F32;
     for (size_t i = 0; i < ck->count; i++)
         if (ck->tensors[i].file == CHECKPOINT_IN_MODEL) dtype = ck->tensors[i].dtype;
     size_t bytes = checkpoint_config_text(text, sizeof text, &ck->config, dtype);
-    done->name = CHECKPOINT_CONFIG;
-    path_join(path, dir, done->name);
+    checkpoint_file_start(about, CHECKPOINT_CONFIG, bytes);
+    path_join(path, dir, about->name);
     safe_file_create(&file, path, message);
     safe_file_write(&file, text, bytes);
-    int good = safe_file_finish(&file);
-    done->bytes = file.bytes;
-    done->sum = checksum_value(&file.sum);
-    return good ? CHECKPOINT_OK : CHECKPOINT_FAILED;
+    about->sums[0] = checksum_value(&file.sum);
+    return safe_file_finish(&file) ? CHECKPOINT_OK : CHECKPOINT_FAILED;
 }
 
-// Everything into the folder `dir`, then read back and compared.
-static inline int checkpoint_write_all(Checkpointer *ck, const char *dir, uint64_t step, int code, Message *message) {
-    CheckpointFile files[3];
+// Everything into the folder `dir`, then read back and compared: a rank reads what another one wrote.
+static inline int checkpoint_write_all(Checkpointer *ck, const char *dir, uint64_t step, Message *message) {
     uint64_t again;
-    code = checkpoint_write_file(ck, dir, CHECKPOINT_IN_MODEL, &files[0], code, message);
-    code = checkpoint_write_file(ck, dir, CHECKPOINT_IN_STATE, &files[1], code, message);
-    if (!ck->writes_files || code != CHECKPOINT_OK) return code;
-    code = checkpoint_write_config(ck, dir, &files[2], message);
+    int code = checkpoint_write_part(ck, dir, CHECKPOINT_IN_MODEL, CHECKPOINT_OK, message);
+    code = checkpoint_write_part(ck, dir, CHECKPOINT_IN_STATE, code, message);
+    code = checkpoint_agree(ck, code, message, NULL);
     if (code != CHECKPOINT_OK) return code;
-    if (!checkpoint_write_manifest(dir, step, files, 3, message) || !sync_dir(dir, message)) return CHECKPOINT_FAILED;
-    code = checkpoint_verify(dir, &again, ck->stage[0], ck->stage_bytes, message);
-    if (code == CHECKPOINT_OK) return code;
-    message_add(message, "why: what was written to '%s' does not read back the same: the disk is failing", dir);
-    return CHECKPOINT_FAILED;
+    for (int i = CHECKPOINT_IN_MODEL; i <= CHECKPOINT_IN_STATE; i++) checkpoint_share_sums(ck, &ck->files[i]);
+    if (ck->rank == 0) {
+        code = checkpoint_write_config(ck, dir, message);
+        if (code == CHECKPOINT_OK && (!checkpoint_write_manifest(dir, step, ck->files, 3, ck->stage[0], message) ||
+                                      !sync_dir(dir, message)))
+            code = CHECKPOINT_FAILED;
+    }
+    code = checkpoint_agree(ck, code, message, NULL);
+    if (code != CHECKPOINT_OK) return code;
+    const CheckpointReading reading =
+        checkpoint_reading(ck->stage[0], ck->stage_bytes, (ck->rank + 1) % ck->ranks, ck->ranks);
+    if (checkpoint_verify_reading(dir, &again, &reading, message) != CHECKPOINT_OK) {
+        message_add(message, "why: what was written to '%s' does not read back the same: the disk is failing", dir);
+        code = CHECKPOINT_FAILED;
+    }
+    return checkpoint_agree(ck, code, message, NULL);
 }
 
-// Makes the locked temporary folder; its descriptor (the lock), or -1 with a message.
-static inline int checkpoint_begin(Checkpointer *ck, uint64_t step, char *dir, Message *message) {
-    if (!checkpoint_aside_path(dir, ck->out, step, "tmp")) {
+// Rank 0 makes the locked temporary folder, with its descriptor (the lock) in *lock; all ranks must see it.
+static inline int checkpoint_begin(Checkpointer *ck, uint64_t step, char *dir, int *lock, Message *message) {
+    long process = (long)getpid();
+    int code = CHECKPOINT_OK;
+    *lock = -1;
+    dir[0] = 0;
+    if (ck->rank == 0 && !checkpoint_aside_path(dir, ck->out, step, "tmp", process)) {
         message_add(message, "the name of the output folder is too long");
         dir[0] = 0;
-        return -1;
+        code = CHECKPOINT_FAILED;
+    } else if (ck->rank == 0) {
+        if (!make_dirs(ck->out, message)) code = CHECKPOINT_FAILED;
+        else checkpoint_clean(ck->out);
+        if (code == CHECKPOINT_OK && mkdir(dir, 0777) == 0) *lock = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        if (code == CHECKPOINT_OK && *lock < 0) {
+            message_add(message, "cannot make the folder '%s': %s", dir, strerror(errno));
+            code = CHECKPOINT_FAILED;
+        }
+        if (*lock >= 0) flock(*lock, LOCK_EX | LOCK_NB);  // without locks leftovers are removed a little too eagerly
     }
-    if (!make_dirs(ck->out, message)) return -1;
-    checkpoint_clean(ck->out);
-    int fd = mkdir(dir, 0777) == 0 ? open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
-    if (fd < 0) message_add(message, "cannot make the folder '%s': %s", dir, strerror(errno));
-    else flock(fd, LOCK_EX | LOCK_NB);  // a file system without locks: then leftovers are removed a little too eagerly
-    return fd;
+    code = checkpoint_agree(ck, code, message, &process);
+    if (code != CHECKPOINT_OK) return code;
+    if (!checkpoint_aside_path(dir, ck->out, step, "tmp", process) || !path_is_dir(dir)) {
+        message_add(message,
+                    "it does not see '%s', which rank 0 has made\nwhy: all ranks write into one folder\n"
+                    "try: --out on a file system that all hosts share, under the same path",
+                    dir);
+        code = CHECKPOINT_FAILED;
+    }
+    return checkpoint_agree(ck, code, message, NULL);
 }
 
-// Saves OUT/step_X: written beside, synced, read back, renamed. OK, or NONFINITE or FAILED with a message; then nothing
-// of it stays and every earlier checkpoint is untouched. Allocates nothing. Call checkpoint_rotate() afterwards.
+// Saves OUT/step_X: written beside, synced, read back, renamed. OK, or NONFINITE or FAILED with a message, on all ranks
+// the same; then nothing of it stays and every earlier checkpoint is untouched. Allocates nothing. Rank 0 calls
+// checkpoint_rotate() afterwards.
 static inline int checkpoint_save(Checkpointer *ck, uint64_t step, Message *message) {
     char dir[SAFE_PATH_BYTES];
-    if (!ck->writes_files) return checkpoint_write_all(ck, "", step, CHECKPOINT_OK, message);
-    int lock = checkpoint_begin(ck, step, dir, message);
-    int code = checkpoint_write_all(ck, dir, step, lock < 0 ? CHECKPOINT_FAILED : CHECKPOINT_OK, message);
-    if (code == CHECKPOINT_OK && !checkpoint_publish(ck->out, step, dir, ck->may_exchange, message))
-        code = CHECKPOINT_FAILED;
-    if (code != CHECKPOINT_OK && dir[0]) remove_dir(dir);
+    int lock, code = checkpoint_begin(ck, step, dir, &lock, message);
+    if (code == CHECKPOINT_OK) code = checkpoint_write_all(ck, dir, step, message);
+    if (code == CHECKPOINT_OK) {
+        if (ck->rank == 0 && !checkpoint_publish(ck->out, step, dir, ck->may_exchange, message))
+            code = CHECKPOINT_FAILED;
+        code = checkpoint_agree(ck, code, message, NULL);
+    }
+    if (code != CHECKPOINT_OK && ck->rank == 0 && dir[0]) remove_dir(dir);
+    if (lock >= 0) close(lock);
+    return code;
+}
+
+// Whether all ranks see the output folder, before the run comes to its first checkpoint: OK, or FAILED with a message.
+static inline int checkpoint_try_folder(Checkpointer *ck, Message *message) {
+    char dir[SAFE_PATH_BYTES];
+    int lock, code = checkpoint_begin(ck, 0, dir, &lock, message);
+    if (ck->rank == 0 && dir[0]) remove_dir(dir);
     if (lock >= 0) close(lock);
     return code;
 }
@@ -503,17 +686,17 @@ typedef struct {
 // finite (a model cannot recover from them).
 static inline int checkpoint_read_tensor(Checkpointer *ck, const CheckpointTensor *tensor,
                                          const CheckpointSource *source, Message *message) {
-    CheckpointTensor walk = *tensor;  // blocks in the source's order
-    CheckpointBlock block = {0, 0, 0, 0};
     size_t size = safetensors_dtype_bytes(tensor->dtype), source_size = safetensors_dtype_bytes(source->dtype);
-    uint64_t at = source->offset;
-    walk.transpose = source->transposed;
-    while (checkpoint_next_block(&walk, checkpoint_block_elems(ck), &block)) {
-        size_t elems = block.rows * block.cols;
+    for (size_t first = 0, elems, total = tensor->rows * tensor->cols; first < total; first += elems) {
+        CheckpointBlock block =
+            checkpoint_block(tensor, source->transposed, first, min_size(total - first, checkpoint_block_elems(ck)));
         int now = 0;  // which buffer holds the values
-        if (!safe_read_at(source->fd, at, ck->stage[0], elems * source_size, source->path, message))
+        elems = block.rows * block.cols;
+        if (ck->wanted && !tensor->host && !ck->wanted(ck->ctx, tensor, block.row, block.rows, block.col, block.cols))
+            continue;
+        if (!safe_read_at(source->fd, source->offset + first * source_size, ck->stage[0], elems * source_size,
+                          source->path, message))
             return CHECKPOINT_DAMAGED;
-        at += elems * source_size;
         if (source->dtype != tensor->dtype) {
             safetensors_to_f32((float *)ck->stage[1], ck->stage[0], source->dtype, elems);
             now = 1;
@@ -622,6 +805,36 @@ static inline int checkpoint_load(Checkpointer *ck, const char *dir, Message *me
     for (int i = 0; i < 2 && code == CHECKPOINT_OK; i++) code = checkpoint_read_file(ck, &files[i], i, message);
     for (int i = 0; i < opened; i++) safetensors_close(&files[i]);
     return code;
+}
+
+// checkpoint_latest() of ck->out for all ranks together, each of which reads a part of it: the same code, folder and step
+// on all. Rank 0 chooses; its message says what was passed over.
+static inline int checkpoint_search(Checkpointer *ck, char *dir, uint64_t *step, Message *message) {
+    const CheckpointReading sizes = checkpoint_reading(NULL, 0, 0, 1);
+    const CheckpointReading part = checkpoint_reading(ck->stage[0], ck->stage_bytes, ck->rank, ck->ranks);
+    char name[64];
+    uint64_t last = UINT64_MAX, choice[2] = {0, 0};
+    int damaged = 0;
+    for (;;) {
+        if (ck->rank == 0) choice[0] = (uint64_t)checkpoint_newest(ck->out, last, &sizes, dir, &choice[1], message);
+        if (ck->ranks > 1) {
+            ck->gather(ck->gathered, choice, sizeof choice);
+            memcpy(choice, ck->gathered, sizeof choice);
+        }
+        if (choice[0] != CHECKPOINT_OK)
+            return damaged && choice[0] == CHECKPOINT_NONE ? CHECKPOINT_DAMAGED : (int)choice[0];
+        Message why;
+        message_clear(&why);
+        checkpoint_step_name(name, choice[1]);
+        path_join(dir, ck->out, name);
+        int code = checkpoint_agree(ck, checkpoint_verify_reading(dir, step, &part, &why), &why, NULL);
+        if (code == CHECKPOINT_OK) return code;
+        message_add(message, "passed over %s: %s", name, why.text);
+        dir[0] = 0;
+        damaged = 1;
+        if (choice[1] == 0) return CHECKPOINT_DAMAGED;
+        last = choice[1] - 1;
+    }
 }
 
 // The options text a checkpoint was saved with, to be freed; NULL where there is none.

@@ -20,7 +20,15 @@
 #define CHECKPOINT_CONFIG "config.json"
 #define CHECKPOINT_MANIFEST "manifest.json"
 #define CHECKPOINT_FORMAT "train_gpt checkpoint"
-#define CHECKPOINT_VERSION 1
+#define CHECKPOINT_VERSION 2  // 1: no file has more than one chunk
+
+// Files are checksummed in chunks, so that several processes can write and read one: of 1 MiB, or as many times twice
+// that as leave at most CHECKPOINT_CHUNKS of them.
+#ifndef CHECKPOINT_CHUNK_BYTES
+#define CHECKPOINT_CHUNK_BYTES ((uint64_t)1 << 20)
+#endif
+#define CHECKPOINT_CHUNKS 1024
+#define CHECKPOINT_MANIFEST_BYTES ((size_t)1 << 17)  // is more than three files' checksums take
 
 // What the functions of checkpoint_dir.h and checkpoint.h return; every other one than OK comes with a Message.
 enum {
@@ -86,21 +94,55 @@ static inline void checkpoint_list(CheckpointList *list, const char *out) {
 
 typedef struct {
     const char *name;
-    uint64_t bytes, sum;
+    uint64_t bytes, chunk_bytes;
+    size_t chunks;
+    uint64_t sums[CHECKPOINT_CHUNKS];  // of each chunk, the last one perhaps shorter
 } CheckpointFile;
 
-// Writes manifest.json for these files; 1, or 0 with a message.
+static inline void checkpoint_file_start(CheckpointFile *file, const char *name, uint64_t bytes) {
+    file->name = name;
+    file->bytes = bytes;
+    file->chunk_bytes = CHECKPOINT_CHUNK_BYTES;
+    while (bytes / file->chunk_bytes >= CHECKPOINT_CHUNKS) file->chunk_bytes *= 2;
+    file->chunks = max_size((size_t)ceil_div(bytes, file->chunk_bytes), 1);
+}
+
+// Part `part` of `parts` equal ones of a file: its chunks [*first, return value).
+static inline size_t checkpoint_file_part(const CheckpointFile *file, size_t part, size_t parts, size_t *first) {
+    *first = file->chunks * part / parts;
+    return file->chunks * (part + 1) / parts;
+}
+
+static inline void checkpoint_put_sums(JsonWriter *w, const CheckpointFile *file) {
+    char hex[20];
+    if (file->chunks > 1) {
+        json_put_key(w, "chunk_bytes");
+        json_put_u64(w, file->chunk_bytes);
+    }
+    json_put_key(w, "xxh64");
+    if (file->chunks > 1) json_begin(w, '[');
+    for (size_t i = 0; i < file->chunks; i++) {
+        snprintf(hex, sizeof hex, "%016llx", (unsigned long long)file->sums[i]);
+        json_put_string(w, hex);
+    }
+    if (file->chunks > 1) json_end(w, ']');
+}
+
+// Writes manifest.json for these files, made up in `text` of CHECKPOINT_MANIFEST_BYTES; 1, or 0 with a message.
 static inline int checkpoint_write_manifest(const char *dir, uint64_t step, const CheckpointFile *files, size_t count,
-                                            Message *message) {
-    char text[2048], path[SAFE_PATH_BYTES], hex[20];
+                                            char *text, Message *message) {
+    char path[SAFE_PATH_BYTES];
     JsonWriter w;
     SafeFile file;
-    json_writer(&w, text, sizeof text);
+    uint64_t version = 1;
+    for (size_t i = 0; i < count; i++)
+        if (files[i].chunks > 1) version = CHECKPOINT_VERSION;
+    json_writer(&w, text, CHECKPOINT_MANIFEST_BYTES);
     json_begin(&w, '{');
     json_put_key(&w, "format");
     json_put_string(&w, CHECKPOINT_FORMAT);
     json_put_key(&w, "version");
-    json_put_u64(&w, CHECKPOINT_VERSION);
+    json_put_u64(&w, version);
     json_put_key(&w, "step");
     json_put_u64(&w, step);
     json_put_key(&w, "files");
@@ -112,9 +154,7 @@ static inline int checkpoint_write_manifest(const char *dir, uint64_t step, cons
         json_put_string(&w, files[i].name);
         json_put_key(&w, "bytes");
         json_put_u64(&w, files[i].bytes);
-        json_put_key(&w, "xxh64");
-        snprintf(hex, sizeof hex, "%016llx", (unsigned long long)files[i].sum);
-        json_put_string(&w, hex);
+        checkpoint_put_sums(&w, &files[i]);
         json_end(&w, '}');
     }
     json_end(&w, ']');
@@ -126,57 +166,115 @@ static inline int checkpoint_write_manifest(const char *dir, uint64_t step, cons
     return safe_file_finish(&file);
 }
 
-// One file of the manifest against the disk: present, as long as told and, where `buffer` is given, the same bytes.
-static inline int checkpoint_verify_file(const char *dir, const char *name, uint64_t bytes, uint64_t sum, void *buffer,
-                                         size_t buffer_bytes, Message *message) {
+// A checkpoint's contents against its manifest: of sizes alone, or of checksums too.
+typedef struct {
+    void *buffer;  // that files are read through; NULL: sizes alone
+    size_t buffer_bytes;
+    size_t part, parts;  // whose checksums are looked at, of each file's
+} CheckpointReading;
+
+static inline CheckpointReading checkpoint_reading(void *buffer, size_t buffer_bytes, size_t part, size_t parts) {
+    CheckpointReading reading = {buffer, buffer_bytes, part, parts};
+    return reading;
+}
+
+// Chunks [first, end) of `file`, open at `fd`, against their checksums.
+static inline int checkpoint_verify_chunks(int fd, const char *path, const CheckpointFile *file, size_t first, size_t end,
+                                           const CheckpointReading *reading, Message *message) {
+    for (size_t i = first; i < end; i++) {
+        Checksum sum;
+        uint64_t at = i * file->chunk_bytes, last = at + file->chunk_bytes;
+        if (last > file->bytes) last = file->bytes;
+        checksum_start(&sum);
+        while (at < last) {
+            size_t n = last - at < reading->buffer_bytes ? (size_t)(last - at) : reading->buffer_bytes;
+            if (!safe_read_at(fd, at, reading->buffer, n, path, message)) return CHECKPOINT_DAMAGED;
+            checksum_add(&sum, reading->buffer, n);
+            at += n;
+        }
+        if (checksum_value(&sum) == file->sums[i]) continue;
+        message_add(message, "%s is damaged: its checksum is %016llx, its manifest says %016llx", file->name,
+                    (unsigned long long)checksum_value(&sum), (unsigned long long)file->sums[i]);
+        if (file->chunks > 1)
+            message_add(message, "why: it is that of bytes %llu to %llu", (unsigned long long)(i * file->chunk_bytes),
+                        (unsigned long long)last);
+        return CHECKPOINT_DAMAGED;
+    }
+    return CHECKPOINT_OK;
+}
+
+// One file of the manifest against the disk: present, as long as told, and the same bytes.
+static inline int checkpoint_verify_file(const char *dir, const CheckpointFile *file, const CheckpointReading *reading,
+                                         Message *message) {
     char path[SAFE_PATH_BYTES];
     struct stat st;
-    uint64_t found_bytes = 0, found_sum = 0;
-    if (!path_join(path, dir, name) || stat(path, &st) != 0 || !S_ISREG(st.st_mode)) {
-        message_add(message, "%s is missing", name);
+    uint64_t bytes;
+    size_t first, end = checkpoint_file_part(file, reading->part, reading->parts, &first);
+    if (!path_join(path, dir, file->name) || stat(path, &st) != 0 || !S_ISREG(st.st_mode)) {
+        message_add(message, "%s is missing", file->name);
         return CHECKPOINT_DAMAGED;
     }
-    if ((uint64_t)st.st_size != bytes) {
-        message_add(message, "%s has %llu bytes, its manifest says %llu", name, (unsigned long long)st.st_size,
-                    (unsigned long long)bytes);
+    if ((uint64_t)st.st_size != file->bytes) {
+        message_add(message, "%s has %llu bytes, its manifest says %llu", file->name, (unsigned long long)st.st_size,
+                    (unsigned long long)file->bytes);
         return CHECKPOINT_DAMAGED;
     }
-    if (!buffer) return CHECKPOINT_OK;
-    if (!safe_file_checksum(path, buffer, buffer_bytes, &found_bytes, &found_sum, message)) return CHECKPOINT_DAMAGED;
-    if (found_bytes == bytes && found_sum == sum) return CHECKPOINT_OK;
-    message_add(message, "%s is damaged: its checksum is %016llx, its manifest says %016llx", name,
-                (unsigned long long)found_sum, (unsigned long long)sum);
-    return CHECKPOINT_DAMAGED;
+    if (!reading->buffer || first == end) return CHECKPOINT_OK;
+    int fd = safe_open_read(path, &bytes, message);
+    if (fd < 0) return CHECKPOINT_DAMAGED;
+    int code = checkpoint_verify_chunks(fd, path, file, first, end, reading, message);
+    close(fd);
+    return code;
+}
+
+static inline int checkpoint_parse_sum(const JsonNode *node, uint64_t *sum) {
+    const char *hex = json_string(node);
+    char *end = NULL;
+    if (!hex || strlen(hex) != 16) return 0;
+    *sum = strtoull(hex, &end, 16);
+    return !*end;
+}
+
+// One entry of the manifest's list.
+static inline int checkpoint_parse_file(const Json *json, const JsonNode *node, CheckpointFile *file, Message *message) {
+    const JsonNode *sums = json_get(json, node, "xxh64");
+    file->name = json_string(json_get(json, node, "name"));
+    file->chunks = 0;
+    if (!file->name || strchr(file->name, '/') || !sums || !json_u64(json_get(json, node, "bytes"), &file->bytes)) {
+        message_add(message, "%s has an entry without name, bytes or xxh64", CHECKPOINT_MANIFEST);
+        return 0;
+    }
+    if (sums->type != JSON_ARRAY) {
+        file->chunk_bytes = file->bytes;
+        if (checkpoint_parse_sum(sums, &file->sums[0])) file->chunks = 1;
+    } else if (json_u64(json_get(json, node, "chunk_bytes"), &file->chunk_bytes) && file->chunk_bytes > 0 &&
+               sums->count <= CHECKPOINT_CHUNKS && sums->count == ceil_div(file->bytes, file->chunk_bytes)) {
+        const JsonNode *n = json_first(json, sums);
+        for (; n && checkpoint_parse_sum(n, &file->sums[file->chunks]); n = json_next(json, n)) file->chunks++;
+        if (n) file->chunks = 0;
+    }
+    if (!file->chunks)
+        message_add(message, "%s: the xxh64 of %.60s is no checksum", CHECKPOINT_MANIFEST, file->name);
+    return file->chunks > 0;
 }
 
 // Every file the manifest lists; those a checkpoint cannot do without must be among them.
-static inline int checkpoint_verify_files(const char *dir, const Json *json, void *buffer, size_t buffer_bytes,
+static inline int checkpoint_verify_files(const char *dir, const Json *json, const CheckpointReading *reading,
                                           Message *message) {
     static const char *const required[] = {CHECKPOINT_MODEL, CHECKPOINT_CONFIG, CHECKPOINT_STATE};
     const JsonNode *files = json_get(json, json_root(json), "files");
+    CheckpointFile file;
     int seen = 0;
     if (!files || files->type != JSON_ARRAY) {
         message_add(message, "%s lists no files", CHECKPOINT_MANIFEST);
         return CHECKPOINT_DAMAGED;
     }
     for (const JsonNode *n = json_first(json, files); n; n = json_next(json, n)) {
-        const char *name = json_string(json_get(json, n, "name")), *hex = json_string(json_get(json, n, "xxh64"));
-        uint64_t bytes;
-        char *end = NULL;
-        if (!name || strchr(name, '/') || !hex || !json_u64(json_get(json, n, "bytes"), &bytes)) {
-            message_add(message, "%s has an entry without name, bytes or xxh64", CHECKPOINT_MANIFEST);
-            return CHECKPOINT_DAMAGED;
-        }
-        uint64_t sum = strtoull(hex, &end, 16);
-        if (strlen(hex) != 16 || *end) end = NULL;
-        if (!end) {
-            message_add(message, "%s: the xxh64 of %.60s is no checksum", CHECKPOINT_MANIFEST, name);
-            return CHECKPOINT_DAMAGED;
-        }
-        int code = checkpoint_verify_file(dir, name, bytes, sum, buffer, buffer_bytes, message);
+        if (!checkpoint_parse_file(json, n, &file, message)) return CHECKPOINT_DAMAGED;
+        int code = checkpoint_verify_file(dir, &file, reading, message);
         if (code != CHECKPOINT_OK) return code;
         for (int i = 0; i < 3; i++)
-            if (strcmp(name, required[i]) == 0) seen |= 1 << i;
+            if (strcmp(file.name, required[i]) == 0) seen |= 1 << i;
     }
     for (int i = 0; i < 3; i++) {
         if (seen >> i & 1) continue;
@@ -200,9 +298,9 @@ static inline int checkpoint_without_manifest(const char *dir, Message *message)
 }
 
 // Is the folder `dir` a complete checkpoint? OK and *step, or DAMAGED, WEIGHTS_ONLY, NONE with the reason in `message`
-// (a phrase without the folder's name). Sizes always; checksums too where `buffer` is given to read files through.
-static inline int checkpoint_verify(const char *dir, uint64_t *step, void *buffer, size_t buffer_bytes,
-                                    Message *message) {
+// (a phrase without the folder's name).
+static inline int checkpoint_verify_reading(const char *dir, uint64_t *step, const CheckpointReading *reading,
+                                            Message *message) {
     char path[SAFE_PATH_BYTES];
     size_t bytes = 0;
     uint64_t version;
@@ -224,14 +322,21 @@ static inline int checkpoint_verify(const char *dir, uint64_t *step, void *buffe
         if (!format || strcmp(format, CHECKPOINT_FORMAT) != 0 ||
             !json_u64(json_get(&json, root, "version"), &version) || !json_u64(json_get(&json, root, "step"), step))
             message_add(message, "%s is not one of this program", CHECKPOINT_MANIFEST);
-        else if (version != CHECKPOINT_VERSION)
-            message_add(message, "%s has version %llu, this program reads %d", CHECKPOINT_MANIFEST,
+        else if (version < 1 || version > CHECKPOINT_VERSION)
+            message_add(message, "%s has version %llu, this program reads 1 to %d", CHECKPOINT_MANIFEST,
                         (unsigned long long)version, CHECKPOINT_VERSION);
-        else code = checkpoint_verify_files(dir, &json, buffer, buffer_bytes, message);
+        else code = checkpoint_verify_files(dir, &json, reading, message);
     }
     json_free(&json);
     free(text);
     return code;
+}
+
+// The same of sizes and, where a `buffer` is given to read files through, of all checksums.
+static inline int checkpoint_verify(const char *dir, uint64_t *step, void *buffer, size_t buffer_bytes,
+                                    Message *message) {
+    const CheckpointReading reading = checkpoint_reading(buffer, buffer_bytes, 0, 1);
+    return checkpoint_verify_reading(dir, step, &reading, message);
 }
 
 // ----------------------------------------------------------------------------------------------------------------
@@ -265,9 +370,8 @@ static inline void checkpoint_clean(const char *out) {
 }
 
 // "OUT/step_X.KIND-PID" into `path`; 0 where that is too long.
-static inline int checkpoint_aside_path(char *path, const char *out, uint64_t step, const char *kind) {
-    int n =
-        snprintf(path, SAFE_PATH_BYTES, "%s/step_%08llu.%s-%ld", out, (unsigned long long)step, kind, (long)getpid());
+static inline int checkpoint_aside_path(char *path, const char *out, uint64_t step, const char *kind, long pid) {
+    int n = snprintf(path, SAFE_PATH_BYTES, "%s/step_%08llu.%s-%ld", out, (unsigned long long)step, kind, pid);
     return n > 0 && n < SAFE_PATH_BYTES - 64;  // room for a file's name behind it
 }
 
@@ -275,7 +379,7 @@ static inline int checkpoint_aside_path(char *path, const char *out, uint64_t st
 static inline void checkpoint_remove(const char *out, uint64_t step) {
     char name[64], path[SAFE_PATH_BYTES], aside[SAFE_PATH_BYTES];
     checkpoint_step_name(name, step);
-    if (!path_join(path, out, name) || !checkpoint_aside_path(aside, out, step, "tmp")) return;
+    if (!path_join(path, out, name) || !checkpoint_aside_path(aside, out, step, "tmp", (long)getpid())) return;
     if (rename(path, aside) == 0) remove_dir(aside);
 }
 
@@ -300,7 +404,7 @@ static inline int checkpoint_publish(const char *out, uint64_t step, const char 
     char name[64], path[SAFE_PATH_BYTES], old[SAFE_PATH_BYTES];
     struct stat st;
     checkpoint_step_name(name, step);
-    if (!path_join(path, out, name) || !checkpoint_aside_path(old, out, step, "old")) return 0;
+    if (!path_join(path, out, name) || !checkpoint_aside_path(old, out, step, "old", (long)getpid())) return 0;
     if (lstat(path, &st) != 0) {
         if (rename(temporary, path) == 0) return sync_dir(out, message);
     } else if (may_exchange && checkpoint_exchange(temporary, path)) {
@@ -345,14 +449,12 @@ static inline int checkpoint_best(const char *out, uint64_t *step) {
     return checkpoint_parse_name(target, step, &rest) && !*rest;
 }
 
-// The newest complete checkpoint of `out` of a step up to `last`, every file's checksum verified: OK with its folder in
-// `dir` (SAFE_PATH_BYTES) and its step. NONE; or WEIGHTS_ONLY or DAMAGED where there are candidates, but none is sound.
-// `message` gets one line for each newer one that was passed over, and why.
-static inline int checkpoint_latest_until(const char *out, uint64_t last, char *dir, uint64_t *step,
-                                          Message *message) {
+// The newest complete checkpoint of `out` of a step up to `last`: OK with its folder in `dir` (SAFE_PATH_BYTES) and its
+// step. NONE; or WEIGHTS_ONLY or DAMAGED where there are candidates, but none is sound. `message` gets one line for each
+// newer one that was passed over, and why.
+static inline int checkpoint_newest(const char *out, uint64_t last, const CheckpointReading *reading, char *dir,
+                                    uint64_t *step, Message *message) {
     CheckpointList list;
-    size_t buffer_bytes = (size_t)1 << 20;
-    char *buffer = (char *)checked_calloc(buffer_bytes, 1, "reading checkpoints");
     int result = CHECKPOINT_NONE;
     checkpoint_clean(out);
     checkpoint_list(&list, out);
@@ -364,7 +466,7 @@ static inline int checkpoint_latest_until(const char *out, uint64_t last, char *
         message_clear(&why);
         checkpoint_step_name(name, list.steps[i]);
         int code =
-            path_join(dir, out, name) ? checkpoint_verify(dir, &inside, buffer, buffer_bytes, &why) : CHECKPOINT_NONE;
+            path_join(dir, out, name) ? checkpoint_verify_reading(dir, &inside, reading, &why) : CHECKPOINT_NONE;
         if (code == CHECKPOINT_OK && inside != list.steps[i]) {
             message_add(&why, "%s is of step %llu", CHECKPOINT_MANIFEST, (unsigned long long)inside);
             code = CHECKPOINT_DAMAGED;
@@ -376,8 +478,18 @@ static inline int checkpoint_latest_until(const char *out, uint64_t last, char *
     }
     if (result != CHECKPOINT_OK) dir[0] = 0;
     free(list.steps);
-    free(buffer);
     return result;
+}
+
+// The same, every file's checksums verified.
+static inline int checkpoint_latest_until(const char *out, uint64_t last, char *dir, uint64_t *step,
+                                          Message *message) {
+    size_t bytes = (size_t)1 << 20;
+    char *buffer = (char *)checked_calloc(bytes, 1, "reading checkpoints");
+    const CheckpointReading reading = checkpoint_reading(buffer, bytes, 0, 1);
+    int code = checkpoint_newest(out, last, &reading, dir, step, message);
+    free(buffer);
+    return code;
 }
 
 // The newest of all.

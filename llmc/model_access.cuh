@@ -30,17 +30,14 @@ static size_t model_checkpoint_list(Model *model, CheckpointTensor *list) {
 // A block of a tensor's rows and columns between the device and `host`, where it lies dense.
 static void checkpoint_copy(const Model *model, const CheckpointTensor *tensor, size_t row, size_t rows, size_t col,
                             size_t cols, void *host, int to_host) {
-    size_t size = safetensors_dtype_bytes(tensor->dtype);
-    char *device = (char *)tensor->data + (row * tensor->cols + col) * size;
-    if (cols == tensor->cols) {  // whole rows lie together: one copy
-        cols *= rows;
+    size_t size = safetensors_dtype_bytes(tensor->dtype), pitch = tensor->cols * size, width = cols * size;
+    char *device = (char *)tensor->data + row * pitch + col * size;
+    if (cols == tensor->cols) {  // whole rows lie together
+        pitch = width *= rows;
         rows = 1;
     }
-    for (size_t r = 0; r < rows; r++) {
-        char *far = device + r * tensor->cols * size, *near = (char *)host + r * cols * size;
-        CUDA_CHECK(cudaMemcpyAsync(to_host ? near : far, to_host ? far : near, cols * size,
-                                   to_host ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice, model->stream));
-    }
+    if (to_host) CUDA_CHECK(cudaMemcpy2DAsync(host, width, device, pitch, width, rows, cudaMemcpyDeviceToHost, model->stream));
+    else CUDA_CHECK(cudaMemcpy2DAsync(device, pitch, host, width, width, rows, cudaMemcpyHostToDevice, model->stream));
     CUDA_CHECK(cudaStreamSynchronize(model->stream));
 }
 
@@ -51,20 +48,13 @@ static void *checkpoint_shard(const Model *model, const CheckpointTensor *tensor
     return tensor->name[0] == 'm' ? model->m : tensor->name[0] == 'v' ? model->v : model->kahan;
 }
 
-// checkpoint_copy() of a tensor in shards: this rank's elements of the block, between its shards and `dense`.
-static void checkpoint_copy_shard(const Model *model, const CheckpointTensor *tensor, size_t row, size_t rows,
-                                  size_t col, size_t cols, void *dense, int to_dense) {
+// The block of a tensor in shards, as shards_copy() wants it.
+static ShardBlock checkpoint_shard_block(const Model *model, const CheckpointTensor *tensor, size_t row, size_t rows,
+                                         size_t col, size_t cols) {
     const ParameterInfo *info = &model->table[tensor->parameter];
-    size_t size = safetensors_dtype_bytes(tensor->dtype), width = cols;
     size_t first = info->offset_elems + tensor->layer * info->rows * info->cols + row * tensor->cols + col;
-    if (cols == tensor->cols) {
-        width *= rows;
-        rows = 1;
-    }
-    for (size_t r = 0; r < rows; r++)
-        shards_copy(&model->shards, checkpoint_shard(model, tensor), size, first + r * tensor->cols, width,
-                    (char *)dense + r * width * size, to_dense,
-                    to_dense ? cudaMemcpyDeviceToDevice : cudaMemcpyHostToDevice, model->stream);
+    ShardBlock block = {first, rows, cols, tensor->cols}, together = {first, 1, rows * cols, rows * cols};
+    return cols == tensor->cols ? together : block;
 }
 
 // Shards become a whole by a sum: each element's bits are one rank's, and zero on all others.
@@ -72,27 +62,39 @@ static void checkpoint_read_device(void *context, const CheckpointTensor *tensor
                                    size_t cols, void *host) {
     const Model *model = (const Model *)context;
     Ranks *r = all_ranks();
-    size_t bytes = rows * cols * safetensors_dtype_bytes(tensor->dtype);
+    size_t size = safetensors_dtype_bytes(tensor->dtype), bytes = rows * cols * size;
+    void *shard = checkpoint_shard(model, tensor), *whole = model->work.block;
     communicator_moved();
-    if (!checkpoint_shard(model, tensor)) {
-        if (r->rank == 0) checkpoint_copy(model, tensor, row, rows, col, cols, host, 1);
-        return;
-    }
-    CUDA_CHECK(cudaMemsetAsync(model->work.block, 0, bytes, model->stream));
-    checkpoint_copy_shard(model, tensor, row, rows, col, cols, model->work.block, 1);
-    NCCL_CHECK(ncclAllReduce(model->work.block, model->work.block, bytes, ncclUint8, ncclSum, r->nccl, model->stream));
-    CUDA_CHECK(cudaMemcpyAsync(host, model->work.block, bytes, cudaMemcpyDeviceToHost, model->stream));
+    if (!shard && host) checkpoint_copy(model, tensor, row, rows, col, cols, host, 1);
+    if (!shard) return;
+    const ShardBlock block = checkpoint_shard_block(model, tensor, row, rows, col, cols);
+    CUDA_CHECK(cudaMemsetAsync(whole, 0, bytes, model->stream));
+    shards_copy(&model->shards, shard, size, &block, whole, 1, cudaMemcpyDeviceToDevice, model->stream);
+    NCCL_CHECK(ncclAllReduce(whole, whole, bytes, ncclUint8, ncclSum, r->nccl, model->stream));
+    if (host) CUDA_CHECK(cudaMemcpyAsync(host, whole, bytes, cudaMemcpyDeviceToHost, model->stream));
     CUDA_CHECK(cudaStreamSynchronize(model->stream));
 }
+
+static int checkpoint_wanted_device(void *context, const CheckpointTensor *tensor, size_t row, size_t rows, size_t col,
+                                    size_t cols) {
+    const Model *model = (const Model *)context;
+    if (!checkpoint_shard(model, tensor)) return 1;
+    const ShardBlock block = checkpoint_shard_block(model, tensor, row, rows, col, cols);
+    return shards_copy(&model->shards, NULL, 0, &block, NULL, 0, cudaMemcpyHostToDevice, model->stream);
+}
+
 static void checkpoint_write_device(void *context, const CheckpointTensor *tensor, size_t row, size_t rows, size_t col,
                                     size_t cols, const void *host) {
     const Model *model = (const Model *)context;
+    void *shard = checkpoint_shard(model, tensor);
     communicator_moved();
-    if (!checkpoint_shard(model, tensor)) {
+    if (!shard) {
         checkpoint_copy(model, tensor, row, rows, col, cols, (void *)host, 0);
         return;
     }
-    checkpoint_copy_shard(model, tensor, row, rows, col, cols, (void *)host, 0);
+    const ShardBlock block = checkpoint_shard_block(model, tensor, row, rows, col, cols);
+    shards_copy(&model->shards, shard, safetensors_dtype_bytes(tensor->dtype), &block, (void *)host, 0,
+                cudaMemcpyHostToDevice, model->stream);
     CUDA_CHECK(cudaStreamSynchronize(model->stream));
 }
 
@@ -100,6 +102,7 @@ static void checkpoint_write_device(void *context, const CheckpointTensor *tenso
 static void model_checkpoint_access(Model *model, Checkpointer *checkpointer) {
     checkpointer->read = checkpoint_read_device;
     checkpointer->write = checkpoint_write_device;
+    checkpointer->wanted = checkpoint_wanted_device;
     checkpointer->ctx = model;
 }
 

@@ -71,14 +71,24 @@ static inline void safe_file_failed(SafeFile *file, const char *doing) {
                     format_bytes_text(text, (double)space.f_bavail * (double)space.f_frsize));
 }
 
-// A new empty file. `path` and `message` must outlive it.
-static inline void safe_file_create(SafeFile *file, const char *path, Message *message) {
+static inline void safe_file_open(SafeFile *file, const char *path, int flags, Message *message) {
     memset(file, 0, sizeof *file);
     file->path = path;
     file->message = message;
     checksum_start(&file->sum);
-    file->fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    file->fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC | flags, 0666);
     if (file->fd < 0) safe_file_failed(file, "create");
+}
+
+// A new empty file. `path` and `message` must outlive it.
+static inline void safe_file_create(SafeFile *file, const char *path, Message *message) {
+    safe_file_open(file, path, O_TRUNC, message);
+}
+
+// A part of a file that several processes write, each from its own byte `at` on; whoever comes first creates it.
+static inline void safe_file_join(SafeFile *file, const char *path, uint64_t at, Message *message) {
+    safe_file_open(file, path, 0, message);
+    if (!file->failed && lseek(file->fd, (off_t)at, SEEK_SET) < 0) safe_file_failed(file, "seek in");
 }
 
 static inline void safe_file_write(SafeFile *file, const void *data, size_t bytes) {
@@ -164,23 +174,6 @@ static inline int safe_open_read(const char *path, uint64_t *bytes, Message *mes
     }
     *bytes = (uint64_t)st.st_size;
     return fd;
-}
-
-// Checksum of a whole file, read through `buffer`; 0 with a message where it cannot be read.
-static inline int safe_file_checksum(const char *path, void *buffer, size_t buffer_bytes, uint64_t *bytes,
-                                     uint64_t *sum, Message *message) {
-    Checksum stream;
-    int fd = safe_open_read(path, bytes, message), good = fd >= 0;
-    checksum_start(&stream);
-    for (uint64_t at = 0; good && at < *bytes;) {
-        size_t n = *bytes - at < buffer_bytes ? (size_t)(*bytes - at) : buffer_bytes;
-        good = safe_read_at(fd, at, buffer, n, path, message);
-        if (good) checksum_add(&stream, buffer, n);
-        at += n;
-    }
-    if (fd >= 0) close(fd);
-    *sum = checksum_value(&stream);
-    return good;
 }
 
 // A whole small file as NUL-terminated text that the caller frees; NULL with a message, also above `max_bytes`.

@@ -197,26 +197,52 @@ static inline void shards_publish(Shards *s, size_t index, W *weights, cudaStrea
     bucket_unpack(weights, staging, bucket, begin, end, r->stream);
 }
 
-// Between this rank's shards at `shard`, of elements of `size` bytes, and `dense`, which stands for the elements
-// [first, first + elems) of the arena: those that are this rank's are copied, others left alone.
-static inline void shards_copy(const Shards *s, void *shard, size_t size, size_t first, size_t elems, void *dense,
-                               int to_dense, cudaMemcpyKind kind, cudaStream_t stream) {
-    size_t rank = all_ranks()->rank;
+// Rows of a tensor, or a part of each: `rows` runs of `cols` elements, `pitch` elements apart in the arena, from element
+// `first` of it on.
+typedef struct {
+    size_t first, rows, cols, pitch;
+} ShardBlock;
+
+// The elements [from, to) of the arena, which lie together at `near`, and the same ones of `block`, which lies dense at
+// `far`. Rows of which all elements are among them go in one copy. Without `near`: only whether there are any.
+static inline int shard_copy_run(char *near, size_t from, size_t to, size_t size, const ShardBlock *block, char *far,
+                                 int to_far, cudaMemcpyKind kind, cudaStream_t stream) {
+    size_t r = from < block->first + block->cols ? 0 : (from - block->first - block->cols) / block->pitch + 1;
+    for (size_t n; r < block->rows && block->first + r * block->pitch < to; r += n) {
+        size_t row = block->first + r * block->pitch, begin = max_size(from, row), end = min_size(to, row + block->cols);
+        n = 1;
+        if (begin >= end) continue;
+        if (!near) return 1;
+        if (end - begin == block->cols) n = min_size((to - end) / block->pitch + 1, block->rows - r);
+        char *in_shard = near + (begin - from) * size, *in_block = far + (r * block->cols + begin - row) * size;
+        size_t width = (end - begin) * size, shard_pitch = block->pitch * size, block_pitch = block->cols * size;
+        if (to_far)
+            CUDA_CHECK(cudaMemcpy2DAsync(in_block, block_pitch, in_shard, shard_pitch, width, n, kind, stream));
+        else CUDA_CHECK(cudaMemcpy2DAsync(in_shard, shard_pitch, in_block, block_pitch, width, n, kind, stream));
+    }
+    return 0;
+}
+
+// Between this rank's shards at `shard`, of elements of `size` bytes, and `dense`, which stands for a block of the arena:
+// elements that are this rank's are copied, others left alone. Without `shard`: only whether there are any.
+static inline int shards_copy(const Shards *s, void *shard, size_t size, const ShardBlock *block, void *dense, int to_dense,
+                              cudaMemcpyKind kind, cudaStream_t stream) {
+    size_t rank = all_ranks()->rank, last = block->first + (block->rows - 1) * block->pitch + block->cols;
     for (size_t i = 0; i < s->plan.count; i++) {
         const Bucket *bucket = &s->buckets[i];
         for (int p = 0; p < bucket->count; p++) {
             const BucketPiece *piece = &bucket->pieces[p];
             size_t begin, end;
-            if (piece->arena >= first + elems || piece->arena + piece->elems <= first) continue;
+            if (piece->arena >= last || piece->arena + piece->elems <= block->first) continue;
             if (!bucket_shard_run(bucket, p, rank, &begin, &end)) continue;
-            size_t from = max_size(piece->arena + begin - piece->at, first);
-            size_t to = min_size(piece->arena + end - piece->at, first + elems);
-            if (from >= to) continue;
-            size_t place = bucket->shard_at + (from - piece->arena + piece->at) - rank * bucket->shard_elems;
-            char *near = (char *)shard + place * size, *far = (char *)dense + (from - first) * size;
-            CUDA_CHECK(cudaMemcpyAsync(to_dense ? far : near, to_dense ? near : far, (to - from) * size, kind, stream));
+            size_t place = bucket->shard_at + begin - rank * bucket->shard_elems;
+            char *near = shard ? (char *)shard + place * size : NULL;
+            if (shard_copy_run(near, piece->arena + begin - piece->at, piece->arena + end - piece->at, size, block,
+                               (char *)dense, to_dense, kind, stream))
+                return 1;
         }
     }
+    return 0;
 }
 
 #endif

@@ -377,13 +377,14 @@ static inline void start(Trainer *t) {
     size_t n = model_checkpoint_list(&t->model, t->tensors);
     n += train_state_list(t->tensors + n, &t->state);
     checkpoint_open(&t->checkpointer, has_folder(t) ? o->out : NULL, &t->config, t->tensors, n, options_json);
-    t->checkpointer.writes_files = keeps_files(t);
+    checkpoint_parallel(&t->checkpointer, t->parallel.rank, t->parallel.ranks, t->launch.host, ranks_gather);
     model_checkpoint_access(&t->model, &t->checkpointer);
     if (keeps_files(t)) {
         t->folder_lock = run_folder_lock(o->out);
         run_folder_check(o->out);
     }
     int resumed = resume(t);
+    try_folder(t);
     if (!resumed) start_weights(t);
     model_weights_changed(&t->model);
     if (t->state.step > 0) model_begin_step(&t->model, t->state.step - 1);  // as a run that was not cut would be

@@ -32,6 +32,7 @@ static inline void save_checkpoint(Trainer *t, int is_best) {
     message_clear(&message);
     communicator_mark(t->state.step, "checkpoint");
     int code = checkpoint_save(&t->checkpointer, t->state.step, &message);
+    if (code != CHECKPOINT_OK) leave_it_to_rank_0(t);
     if (code == CHECKPOINT_OK && is_best && keeps_files(t)) code = checkpoint_mark_best(t->options.out, t->state.step, &message);
     if (code != CHECKPOINT_OK) {
         char dir[SAFE_PATH_BYTES], last[SAFE_PATH_BYTES + 64] = "none";
@@ -115,6 +116,8 @@ static inline void load_checkpoint(Trainer *t, const char *dir) {
         code = CHECKPOINT_MISMATCH;
     }
     if (code == CHECKPOINT_OK) code = load_tensors(t, dir, &message);
+    code = checkpoint_agree(&t->checkpointer, code, &message, NULL);
+    if (code != CHECKPOINT_OK) leave_it_to_rank_0(t);
     if (code == CHECKPOINT_OK)
         printf("resumed from %s: step %llu, %llu tokens\n", dir, (unsigned long long)t->state.step,
                (unsigned long long)t->state.tokens);
@@ -127,12 +130,14 @@ static inline void load_checkpoint(Trainer *t, const char *dir) {
             code == CHECKPOINT_MISMATCH ? "\ntry: the model options of the run that wrote it" : "");
 }
 
-// Finds what --resume asks for: 1, and the checkpoint in `dir` and *step. A folder that holds checkpoints is never
-// written into without it.
-static inline int find_resume(const Trainer *t, char dir[SAFE_PATH_BYTES], uint64_t *step) {
+// Finds what --resume asks for: 1, and the checkpoint in `dir`. A folder that holds checkpoints is never written into
+// without it.
+static inline int find_resume(Trainer *t, char dir[SAFE_PATH_BYTES]) {
     Message message;
+    uint64_t step;
     message_clear(&message);
-    int code = checkpoint_latest(t->options.out, dir, step, &message);
+    int code = checkpoint_search(&t->checkpointer, dir, &step, &message);
+    if (t->parallel.rank > 0) return t->options.resume && code == CHECKPOINT_OK;  // what is to be said, rank 0 says
     if (!t->options.resume) {
         if (code == CHECKPOINT_OK)
             die_usage(
@@ -159,21 +164,22 @@ static inline int find_resume(const Trainer *t, char dir[SAFE_PATH_BYTES], uint6
     return 1;
 }
 
-// 1 if a checkpoint was loaded. Rank 0 chooses; all ranks load the same one, whatever else they see in the folder.
+// 1 if a checkpoint was loaded.
 static inline int resume(Trainer *t) {
-    char dir[SAFE_PATH_BYTES], name[64];
-    uint64_t choice[2] = {0, 0}, *all;
-    if (!has_folder(t)) return 0;
-    if (keeps_files(t)) choice[0] = (uint64_t)find_resume(t, dir, &choice[1]);
-    all = (uint64_t *)checked_calloc(t->parallel.ranks, sizeof choice, "ranks");
-    ranks_gather(all, choice, sizeof choice);
-    memcpy(choice, all, sizeof choice);
-    free(all);
-    if (!choice[0]) return 0;
-    checkpoint_step_name(name, choice[1]);
-    path_join(dir, t->options.out, name);
+    char dir[SAFE_PATH_BYTES];
+    if (!has_folder(t) || !find_resume(t, dir)) return 0;
     load_checkpoint(t, dir);
     return 1;
+}
+
+// Several ranks write checkpoints together: that one does not see the folder is not found out after hours.
+static inline void try_folder(Trainer *t) {
+    Message message;
+    message_clear(&message);
+    if (t->parallel.ranks == 1 || !has_folder(t)) return;
+    if (checkpoint_try_folder(&t->checkpointer, &message) == CHECKPOINT_OK) return;
+    leave_it_to_rank_0(t);
+    die("--out: %s", message.text);
 }
 
 #endif

@@ -62,6 +62,7 @@ typedef struct {
     uint64_t step, moves;
     const char *what;
     int leaving, left;  // this rank has ended well; and so have the others
+    int ending;         // this rank ends the run: others go because of it
 } Communicator;
 
 static inline Communicator *communicator(void) {
@@ -139,6 +140,7 @@ static inline void communicator_tell(uint64_t type, const char *text) {
 
 // At the end of die(): the other ranks learn why, and this one goes without waiting for its GPU.
 static inline void communicator_on_error(int code, const char *text) {
+    __atomic_store_n(&communicator()->ending, 1, __ATOMIC_RELEASE);
     communicator_tell(COMMUNICATOR_END, text);
     fflush(NULL);
     _exit(code);
@@ -155,6 +157,7 @@ static inline void communicator_end_all(const char *why) {
 static inline void communicator_lost(size_t rank, const char *why) {
     Communicator *c = communicator();
     size_t line = strcspn(why, "\n");
+    while (__atomic_load_n(&c->ending, __ATOMIC_ACQUIRE)) pause();  // _exit() is near, in another thread
     end_live_line();
     fprintf(stderr, "error: rank %zu of %zu on %s ended the run at step %llu (%s): %.*s\n", rank, c->launch.ranks,
             c->peers[rank].host, (unsigned long long)c->peers[rank].step, c->peers[rank].what, (int)line, why);

@@ -13,6 +13,7 @@
 #include "multiple_choice.h"
 #include "rand.h"
 #include "sampler.h"
+#include "stop_signal.h"
 #include "tokenizer.h"
 
 // --val-steps counts groups of this many sequences, so that the tokens it stands for do not depend on --batch.
@@ -22,7 +23,8 @@
 typedef struct {
     int32_t *inputs, *targets;
     float *losses;
-    double *sums;  // evaluate_sums() of them: the losses of whole sequences
+    double *sums;      // evaluate_sums() of them: the losses of whole sequences
+    int32_t *reports;  // 2 a rank: what ranks tell each other between two passes
 } BatchBuffers;
 
 // Ranks take runs of sequences, and tell each other what they found so many at a time.
@@ -34,13 +36,27 @@ static inline size_t evaluate_sums(uint64_t sequences, size_t ranks) {
     return (ranks + 1) * evaluate_share(sequences, ranks) + ranks * EVALUATE_GATHER;
 }
 
-// sums[i] = sequence i's loss, summed in double, for sequences [first, end). 0 if *stop became set before the end.
-static inline int evaluate_part(Model *model, DataLoader *val, uint64_t first, uint64_t end, size_t B, size_t T,
-                                BatchBuffers *buffers, double *sums, volatile sig_atomic_t *stop) {
-    for (size_t count, done = 0; first < end; first += count, done += count) {
+// Before a pass, asked by every rank as long as any has one to make (`busy`): is there one, on any? 0 after the last, or
+// when a signal came to any of them: then all see it here, as *stop.
+static inline int evaluate_goes_on(const Parallel *parallel, BatchBuffers *buffers, int busy, int *stop) {
+    const int32_t mine[2] = {busy, *stop_signal()}, *all = buffers->reports;
+    int more = 0, signal = 0;
+    ranks_gather(buffers->reports, mine, sizeof mine);
+    for (size_t r = 0; r < parallel->ranks; r++) {
+        more |= all[2 * r];
+        if (!signal) signal = all[2 * r + 1];
+    }
+    if (more) *stop = signal;  // one that comes after the last pass is none of this evaluation's business
+    communicator_moved();
+    return more && !signal;
+}
+
+// sums[i] = sequence i's loss, summed in double, for sequences [first, end).
+static inline void evaluate_part(Model *model, DataLoader *val, const Parallel *parallel, uint64_t first, uint64_t end,
+                                 size_t B, size_t T, BatchBuffers *buffers, double *sums, int *stop) {
+    for (size_t count, done = 0; evaluate_goes_on(parallel, buffers, first < end, stop); first += count, done += count) {
         count = (size_t)(end - first < B ? end - first : B);
-        if (stop && *stop) return 0;
-        communicator_moved();
+        if (count == 0) continue;
         dataloader_fetch(val, first, count, buffers->inputs, buffers->targets);
         model_forward(model, buffers->inputs, buffers->targets, count, T, 0.0f);
         model_losses(model, buffers->losses);
@@ -49,19 +65,20 @@ static inline int evaluate_part(Model *model, DataLoader *val, uint64_t first, u
             for (size_t t = 0; t < T; t++) sums[done + b] += (double)buffers->losses[b * T + t];
         }
     }
-    return 1;
 }
 
 // Mean loss per token over the first `sequences` sequences of `val`, at most B at a time, shared out among ranks. Each
-// sequence is summed in double, sequences are added in order: the same bits whatever B and however many ranks. NaN if
-// *stop became set before the end; several ranks, which must go on alike, do not look at it.
+// sequence is summed in double, sequences are added in order: the same bits whatever B and however many ranks. NaN, and
+// *stop set, where a signal came before the last pass.
 static inline double evaluate(Model *model, DataLoader *val, const Parallel *parallel, uint64_t sequences, size_t B,
-                              size_t T, BatchBuffers *buffers, volatile sig_atomic_t *stop) {
+                              size_t T, BatchBuffers *buffers, int *stop) {
     size_t ranks = parallel->ranks, share = evaluate_share(sequences, ranks);
     double total = 0.0, *mine = buffers->sums, *all = mine + share, *together = all + ranks * share;
     uint64_t first = parallel->rank * share < sequences ? parallel->rank * share : sequences;
     uint64_t end = first + share < sequences ? first + share : sequences;
-    if (!evaluate_part(model, val, first, end, B, T, buffers, mine, ranks == 1 ? stop : NULL)) return NAN;
+    *stop = 0;
+    evaluate_part(model, val, parallel, first, end, B, T, buffers, mine, stop);
+    if (*stop) return NAN;
     for (size_t at = 0; at < share; at += EVALUATE_GATHER) {
         ranks_gather(together, mine + at, EVALUATE_GATHER * sizeof(double));
         for (size_t r = 0; r < ranks; r++)
@@ -79,16 +96,14 @@ static inline size_t choices_seq(const MultipleChoice *m, size_t T) {
 
 // How many of questions [first, end) the model answers right, `rows` sequences of T tokens at most at a time. Its answer
 // is the completion of the least loss a token (length-normalised accuracy), the first of several; a NaN is never right.
-// UINT64_MAX if *stop became set before the end.
-static inline uint64_t choices_part(Model *model, const MultipleChoice *m, size_t first, size_t end, size_t rows, size_t T,
-                                    BatchBuffers *buffers, volatile sig_atomic_t *stop) {
+static inline uint64_t choices_part(Model *model, const MultipleChoice *m, const Parallel *parallel, size_t first,
+                                    size_t end, size_t rows, size_t T, BatchBuffers *buffers, int *stop) {
     uint64_t right = 0;
     size_t question = first, choice = 0, answer = CHOICES_MAX;
     double least = INFINITY;
-    while (question < end) {
+    while (evaluate_goes_on(parallel, buffers, question < end, stop)) {
         size_t n = 0;
-        if (stop && *stop) return UINT64_MAX;
-        communicator_moved();
+        if (question == end) continue;
         for (size_t q = question, c = choice; n < rows && q < end; n++) {
             question_row(&m->questions[q], c, T, buffers->inputs + n * T, buffers->targets + n * T);
             if (++c == m->questions[q].completions) q++, c = 0;
@@ -108,13 +123,15 @@ static inline uint64_t choices_part(Model *model, const MultipleChoice *m, size_
 }
 
 // The same over all questions, shared out among ranks. `one_sequence`: passes of one, whose result then depends on no
-// other; else as many as B*T tokens are.
+// other; else as many as B*T tokens are. UINT64_MAX, and *stop set, where a signal came before the last pass.
 static inline uint64_t evaluate_choices(Model *model, const MultipleChoice *m, const Parallel *parallel, int one_sequence,
-                                        size_t B, size_t T, BatchBuffers *buffers, volatile sig_atomic_t *stop) {
+                                        size_t B, size_t T, BatchBuffers *buffers, int *stop) {
     size_t ranks = parallel->ranks, share = ceil_div(m->count, ranks), seq = choices_seq(m, T);
     size_t first = min_size(parallel->rank * share, m->count), end = min_size(first + share, m->count);
-    uint64_t right = 0, mine = choices_part(model, m, first, end, one_sequence ? 1 : B * T / seq, seq, buffers,
-                                            ranks == 1 ? stop : NULL);
+    *stop = 0;
+    uint64_t right = 0, mine = choices_part(model, m, parallel, first, end, one_sequence ? 1 : B * T / seq, seq, buffers,
+                                            stop);
+    if (*stop) return UINT64_MAX;
     if (ranks == 1) return mine;
     uint64_t *all = (uint64_t *)checked_calloc(ranks, sizeof *all, "answers");
     ranks_gather(all, &mine, sizeof mine);

@@ -210,13 +210,20 @@ static inline int due(uint64_t step, uint64_t every, uint64_t last) {
 // pass: one sequence at a time then, so that the validation loss does not depend on --batch.
 static inline size_t validation_batch(const Trainer *t) { return scaling_sees_whole_tensor(BUILD_SCALING) ? 1 : t->B; }
 
+// An evaluation ended at a signal that all ranks know of. 0, as what was asked for is not there.
+static inline int stop_for(Trainer *t, int signal) {
+    t->stop = signal;
+    return 0;
+}
+
 // The questions of --hellaswag; 0 where a signal came before the end.
 static inline int ask_choices(Trainer *t) {
     size_t count = t->choices.count;
+    int signal;
     uint64_t right = evaluate_choices(&t->model, &t->choices, &t->parallel, validation_batch(t) == 1, t->B, t->T,
-                                      &t->buffers, stop_signal());
+                                      &t->buffers, &signal);
     end_live_line();
-    if (right > count) return 0;
+    if (signal) return stop_for(t, signal);
     t->accuracy = (double)right / (double)count;
     printf("step %llu  HellaSwag %llu of %zu = %.4f\n", (unsigned long long)t->state.step, (unsigned long long)right,
            count, t->accuracy);
@@ -227,11 +234,12 @@ static inline int ask_choices(Trainer *t) {
 // Both of what --val-every asks for; 0 where a signal came before the end.
 static inline int validate(Trainer *t) {
     if (t->val_sequences) {
+        int signal;
         double val_loss = evaluate(&t->model, &t->val, &t->parallel, t->val_sequences, validation_batch(t), t->T,
-                                   &t->buffers, stop_signal());
+                                   &t->buffers, &signal);
         end_live_line();
+        if (signal) return stop_for(t, signal);
         if (isfinite(val_loss)) printf("step %llu  validation loss %.4f\n", (unsigned long long)t->state.step, val_loss);
-        else if (stopping(t)) return 0;
         else printf("step %llu  validation loss is not finite\n", (unsigned long long)t->state.step);
         fflush(stdout);
         t->val_loss = val_loss;
@@ -373,6 +381,7 @@ static inline void start(Trainer *t) {
     t->buffers.targets = (int32_t *)checked_calloc(batch, sizeof(int32_t), "a batch");
     t->buffers.losses = (float *)checked_calloc(batch, sizeof(float), "a batch");
     t->buffers.sums = (double *)checked_calloc(evaluate_sums(t->val_sequences, t->parallel.ranks), sizeof(double), "sums");
+    t->buffers.reports = (int32_t *)checked_calloc(2 * t->parallel.ranks, sizeof(int32_t), "ranks");
     t->tensors = (CheckpointTensor *)checked_calloc(listed, sizeof *t->tensors, "the list of a checkpoint's tensors");
     size_t n = model_checkpoint_list(&t->model, t->tensors);
     n += train_state_list(t->tensors + n, &t->state);
@@ -410,6 +419,7 @@ static inline void finish(Trainer *t) {
     free(t->buffers.targets);
     free(t->buffers.losses);
     free(t->buffers.sums);
+    free(t->buffers.reports);
     free(t->generator.prompt);
     free(t->generator.logits);
     free(t->generator.scratch);

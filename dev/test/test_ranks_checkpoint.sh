@@ -70,8 +70,25 @@ trouble "a rank that cannot write" \
 check "leaves the checkpoints before" same_state whole/step_00000002 parts/step_00000002
 check "and no other" [ "$(cd "$dir/parts" && echo step_*)" = "step_00000001 step_00000002" ]
 
-# Killed at any moment, most likely in the middle of a checkpoint.
+# A signal to one rank in a long validation: all leave it, and the resumed run makes up for it.
+"$tool" tokens "$dir/long.bin" 40000 67 3
 mkdir "$dir/pids"
+# shellcheck disable=SC2086,SC2016
+"$launch" 3 sh -c 'echo $$ >"'"$dir/pids"'/$RANK"; exec "$@"' sh "$fp32" $small --batch 2 --zero 1 --steps 4 --resume \
+    --val "$dir/long.bin" --val-every 3 --out "$dir/parts" >"$dir/long.txt" 2>&1 </dev/null &
+pid=$!
+tries=0
+while [ $tries -lt 200 ] && ! grep -q 'step 3/4' "$dir/long.txt" 2>/dev/null; do sleep 0.1; tries=$((tries + 1)); done
+sleep 0.5
+kill -TERM "$(cat "$dir/pids/2")"
+before=$(date +%s)
+wait $pid
+check "a signal to one rank while all validate: they stop" [ $? -eq 3 ]
+check "at once" [ $(($(date +%s) - before)) -le 5 ]
+must 2 parts --zero 2 --steps 4 --resume --val "$dir/val.bin" --val-every 3
+check "and validate when the run goes on" grep -q '^step 3  validation loss' "$dir/parts.txt"
+
+# Killed at any moment, most likely in the middle of a checkpoint.
 for pause in 0.3 0.7; do
     # shellcheck disable=SC2086,SC2016
     "$launch" 3 sh -c 'echo $$ >"'"$dir/pids"'/$RANK"; exec "$@"' sh "$fp32" $small --batch 2 --zero 1 --steps 1000 \

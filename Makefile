@@ -137,7 +137,7 @@ endif
 # NCCL, for several ranks; it may lie in the toolkit's folder or in the system's.
 NCCL_FLAGS :=
 NCCL_LIBS  :=
-ifneq ($(filter cuda,$(DEVICE))$(filter cuda-check,$(GOALS)),)
+ifneq ($(filter cuda,$(DEVICE))$(filter cuda-check test-compiled,$(GOALS)),)
 NCCL_PATHS := -I$(CUDA_HOME)/include $(patsubst %,-L%,$(wildcard $(CUDA_HOME)/lib64 $(CUDA_HOME)/lib))
 ifneq ($(NCCL),0)
 ifeq ($(shell printf '\043include <nccl.h>\nint main() { int v; return ncclGetVersion(&v); }\n' | $(CXX) -x c++ - $(NCCL_PATHS) -lnccl -o /dev/null 2>/dev/null && echo yes),yes)
@@ -357,7 +357,7 @@ cuda-check:
 # What nvcc makes of the GPU trainer, on a PTX emulator where there is one.
 test-compiled: $(B)/tokenize
 	@NVCC="$(NVCC)" CXX="$(CXX)" BUILD=$(B) PTX_EMULATOR="$(PTX_EMULATOR)" PRECISIONS="$(or $(CHECK_PRECISIONS),$(PRECISIONS))" MODES="$(MODES)" \
-	    CHECK="$(CHECK)" sh dev/test/compiled.sh
+	    ARCHS="$(CUDA_ARCH:%a=%)" CHECK="$(CHECK)" NCCL_FLAGS="$(NCCL_FLAGS)" NCCL_LIBS="$(NCCL_LIBS)" sh dev/test/compiled.sh
 
 test-exhaustive: $(addprefix $(B)/,$(EXHAUSTIVE)) | $(B)/flags
 	@BUILD=$(B) TEST_TIMEOUT=36000 sh dev/test/run.sh $^ $(wildcard dev/test/exhaustive_*.sh)
@@ -388,8 +388,9 @@ Targets
   test-emu       the tests of dev/emu, the CUDA runtime for the CPU, and of the GPU trainer on it (part of `test`)
   cuda-check     compile every .cu file with nvcc, in each precision for each architecture; registers, shared memory and
                  spills of each kernel; fails on warnings and on spills in hot kernels. CHECK=quick: each once
-  test-compiled  run nvcc's code of the GPU trainer without a GPU: PTX_EMULATOR=folder names a PTX emulator
-                 (dev/test/compiled.sh says what that is); CHECK=quick: each precision and each mode once
+  test-compiled  run nvcc's code of the GPU trainer without a GPU, on one and on two ranks: PTX_EMULATOR=folder names a PTX
+                 emulator (dev/test/compiled.sh says what that is); CHECK=quick: each precision, mode and
+                 architecture once
   test-exhaustive  what takes minutes: every fast number conversion on all 2^32 floats; each precision's loss after 200
                  steps against fp32's, over seeds
   test_gpt       build ./test_gpt, the trainer against reference numbers

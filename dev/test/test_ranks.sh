@@ -25,14 +25,6 @@ must() {
     fail "$1 ranks in $2: exit code $?"
     tail -n 15 "$dir/$2.txt" | sed 's/^/    /'
 }
-# near A B LIMIT: all losses and norms of two logs, relative to each other.
-near() {
-    sed -n 's/.*"loss":\([^,]*\).*"grad_norm":\([^,]*\).*/\1 \2/p' "$dir/$1/run.jsonl" >"$dir/near_a"
-    sed -n 's/.*"loss":\([^,]*\).*"grad_norm":\([^,]*\).*/\1 \2/p' "$dir/$2/run.jsonl" >"$dir/near_b"
-    paste -d ' ' "$dir/near_a" "$dir/near_b" | awk -v limit="$3" '
-        function far(a, b) { d = (a - b) / b; return d < 0 ? -d : d }
-        NF != 4 { bad = 1 } far($1, $3) > limit || far($2, $4) > limit { print; bad = 1 } END { exit bad || NR < 4 }'
-}
 same_state() {
     "$tool" same-tensors "$dir/$1/$3/model.safetensors" "$dir/$2/$3/model.safetensors" &&
         "$tool" same-tensors "$dir/$1/$3/train_state.safetensors" "$dir/$2/$3/train_state.safetensors"

@@ -58,6 +58,14 @@ same_end() {
 # losses FOLDER: the training losses, one a line; value FOLDER KEY: the last value of a key in its log.
 losses() { sed -n 's/.*"loss":\([^,}]*\).*/\1/p' "$dir/$1/run.jsonl"; }
 value() { sed -n "s/.*\"$2\":\([^,}]*\).*/\1/p" "$dir/$1/run.jsonl" | tail -n 1; }
+# near A B LIMIT: all losses and norms of two logs, relative to each other.
+near() {
+    sed -n 's/.*"loss":\([^,]*\).*"grad_norm":\([^,]*\).*/\1 \2/p' "$dir/$1/run.jsonl" >"$dir/near_a"
+    sed -n 's/.*"loss":\([^,]*\).*"grad_norm":\([^,]*\).*/\1 \2/p' "$dir/$2/run.jsonl" >"$dir/near_b"
+    paste -d ' ' "$dir/near_a" "$dir/near_b" | awk -v limit="$3" '
+        function far(a, b) { d = (a - b) / b; return d < 0 ? -d : d }
+        NF != 4 { bad = 1 } far($1, $3) > limit || far($2, $4) > limit { print; bad = 1 } END { exit bad || NR < 4 }'
+}
 steps_in() { (cd "$dir/$1" && echo step_* | sed 's/step_0*//g'); }
 equal() { [ "$1" = "$2" ] || { echo "found    $1"; echo "expected $2"; return 1; }; }
 below() { awk "BEGIN { exit !($1 < $2) }" || { echo "$1 is not below $2"; return 1; }; }

@@ -545,7 +545,8 @@ static void check_planned(const char *what, size_t ranks, int zero, size_t plann
 // What a machine without a GPU is told that a rank takes (device_plan.h) is what the arenas take. 32 tokens, so that
 // this file's short chunks of logits are as long as the trainer's.
 TEST(steps_plan) {
-    static const Parallel cases[] = {{0, 1, 0, 0, 1 << 20}, {0, 2, 0, 0, 1 << 20}, {0, 3, 1, 0, 100000}, {1, 4, 1, 1, 1}};
+    static const Parallel cases[] = {{0, 1, 0, 0, 1 << 20}, {0, 2, 0, 0, 1 << 20}, {0, 3, 1, 0, 100000}, {1, 4, 1, 1, 1},
+                                     {2, 4, 2, 0, 100000}};
     static Model model;
     GPTConfig config = {3, 2, 64, 0, 0, 16};
     BatchShape shape = {2, 16, 0};

@@ -62,24 +62,6 @@ for change in "1 r2" "2 r1" "2 z3" "3 r2"; do
     check "goes on as if it had always had it" near p1 r1 2e-6
 done
 
-# Formats
-if [ -x build/emulated/train_gpt_fp16 ]; then
-    must 1 h1 build/emulated/train_gpt_fp16 --loss-scale-start 16777216 --steps 6 --val ''
-    must 3 h3 build/emulated/train_gpt_fp16 --loss-scale-start 16777216 --steps 6 --val ''
-    must 3 hz3 build/emulated/train_gpt_fp16 --loss-scale-start 16777216 --steps 6 --val '' --zero 1
-    skips() { sed -n 's/.*"skipped":\([01]\).*/\1/p' "$dir/$1/run.jsonl" | tr '\n' ' '; }
-    check "fp16: gradients overflow" grep -q '"skipped":1' "$dir/h1/run.jsonl"
-    check "what overflows in one rank's shard is skipped by all" equal "$(skips h3)" "$(skips h1)"
-    check "fp16: --zero 0 and 1, the same bits" same_state h3 hz3 step_00000006
-fi
-for mode in bf16-stochastic fp8-delayed; do
-    [ -x build/emulated/train_gpt_$mode ] || { skip "$mode: not built"; continue; }
-    must 2 s2 build/emulated/train_gpt_$mode --channels 32
-    must 2 sz2 build/emulated/train_gpt_$mode --channels 32 --zero 1
-    check "$mode: replicas agree, --zero 0 and 1, the same bits" same_state s2 sz2 step_00000004
-    rm -rf "$dir/s2" "$dir/sz2"
-done
-
 # What cannot start. says NAME CODE WORDS COMMAND...
 says() {
     name=$1 wanted=$2 words=$3

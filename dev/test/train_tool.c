@@ -7,7 +7,8 @@
 //     train_tool same-tensors A B [PREFIX]     two .safetensors: every tensor (of these names) equal, metadata apart
 //     train_tool json FILE                     one whole JSON value
 //     train_tool peak COMMAND...               runs it; the most memory it had, in KiB, as the last line
-//     train_tool convert KIND CHECKPOINT OUT   its weights as bin3, bin5 (llm.c), hf, hf-bf16 or nan (folders)
+//     train_tool convert KIND CHECKPOINT OUT   its weights as bin3, bin5 (llm.c), hf, hf-bf16 or nan (folders); steep,
+//                                          loud: the last id is like no other
 #include "llmc/init_weights.h"
 #include "llmc/run_log.h"
 
@@ -221,9 +222,21 @@ static void write_hf(const Weights *w, const char *dir, int as_bf16, int with_na
     file_close(file, path);
 }
 
+// Steep: nothing of the last id enters the model, nor of any position, so that its gradient is divided by next to nothing
+// in the first layernorm, and others' by more than usual. Loud: one channel of it drowns the rest, which gives the first
+// layernorm's largest output.
+static void make_odd(Weights *w, int steep) {
+    float *wte = w->weights + w->table[0].offset_elems, *wpe = w->weights + w->table[1].offset_elems;
+    size_t C = w->config.C, last = (w->config.V - 1) * C;
+    for (size_t i = 0; steep && i < last; i++) wte[i] *= 10.0f;
+    for (size_t i = 0; steep && i < w->config.max_T * C; i++) wpe[i] = 0.0f;
+    for (size_t i = 0; i < C; i++) wte[last + i] = !steep && i == 0 ? 100.0f : 0.0f;
+}
+
 static void convert(const char *kind, const char *from, const char *to) {
     Weights w;
     load_weights(&w, from);
+    if (strcmp(kind, "steep") == 0 || strcmp(kind, "loud") == 0) make_odd(&w, strcmp(kind, "steep") == 0);
     if (strcmp(kind, "bin3") == 0) write_bin(&w, to, 3);
     else if (strcmp(kind, "bin5") == 0) write_bin(&w, to, 5);
     else write_hf(&w, to, strcmp(kind, "hf-bf16") == 0, strcmp(kind, "nan") == 0);

@@ -26,6 +26,7 @@ static inline const char *ncclGetErrorString(ncclResult_t) { return "built witho
 static inline ncclResult_t ncclGetUniqueId(ncclUniqueId *) { return ncclInternalError; }
 static inline ncclResult_t ncclCommInitRank(ncclComm_t *, int, ncclUniqueId, int) { return ncclInternalError; }
 static inline ncclResult_t ncclCommDestroy(ncclComm_t) { return ncclSuccess; }
+static inline ncclResult_t ncclCommGetAsyncError(ncclComm_t, ncclResult_t *) { return ncclInternalError; }
 static inline ncclResult_t ncclAllReduce(const void *, void *, size_t, ncclDataType_t, ncclRedOp_t, ncclComm_t,
                                          cudaStream_t) {
     return ncclInternalError;
@@ -62,6 +63,12 @@ static inline void nccl_check(ncclResult_t result, const char *statement, const 
 }
 #define NCCL_CHECK(statement) nccl_check((statement), #statement, __FILE__, __LINE__)
 
+// What NCCL's own threads met with since the last call, or NULL: the watchdog asks.
+static inline const char *ranks_trouble(void) {
+    ncclResult_t found = ncclSuccess, asked = ncclCommGetAsyncError(all_ranks()->nccl, &found);
+    return asked != ncclSuccess ? ncclGetErrorString(asked) : found != ncclSuccess ? ncclGetErrorString(found) : NULL;
+}
+
 // Meets the other ranks and takes this rank's device.
 static inline void ranks_join(const Launch *launch, double timeout, uint64_t fingerprint) {
     Ranks *r = all_ranks();
@@ -80,6 +87,7 @@ static inline void ranks_join(const Launch *launch, double timeout, uint64_t fin
     r->ranks = launch->ranks;
     communicator_mark(0, "NCCL's start");
     NCCL_CHECK(ncclCommInitRank(&r->nccl, (int)r->ranks, id, (int)r->rank));
+    communicator_watch(ranks_trouble);
     CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&low, &high));
     CUDA_CHECK(cudaStreamCreateWithPriority(&r->stream, cudaStreamNonBlocking, high));
     CUDA_CHECK(cudaMalloc((void **)&r->device, (r->ranks + 1) * GATHER_BYTES));
@@ -89,6 +97,7 @@ static inline void ranks_join(const Launch *launch, double timeout, uint64_t fin
 static inline void ranks_leave(void) {
     Ranks *r = all_ranks();
     if (r->ranks == 1) return;
+    communicator_watch(NULL);
     communicator_stop();
     CUDA_CHECK(cudaFree(r->device));
     CUDA_CHECK(cudaFreeHost(r->host));

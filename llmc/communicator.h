@@ -23,6 +23,7 @@
 
 #define COMMUNICATOR_TOKEN_BYTES 256
 #define COMMUNICATOR_MEET_SECONDS 120.0  // in which all ranks must have come
+#define COMMUNICATOR_TROUBLE_SECONDS 4.0  // that a broken collective waits for a better explanation
 
 // What a rank says of itself when it comes. Ranks of one host that see the same devices share them out in order.
 typedef struct {
@@ -63,6 +64,8 @@ typedef struct {
     const char *what;
     int leaving, left;  // this rank has ended well; and so have the others
     int ending;         // this rank ends the run: others go because of it
+    const char *(*trouble)(void);  // whether the network broke under a collective, which then never ends: NULL, or how
+    double trouble_at;             // when the thread first heard of it; 0: it did not
 } Communicator;
 
 static inline Communicator *communicator(void) {
@@ -82,6 +85,11 @@ static inline void communicator_mark(uint64_t step, const char *what) {
 
 // Something goes on in the same place.
 static inline void communicator_moved(void) { __atomic_fetch_add(&communicator()->moves, 1, __ATOMIC_RELAXED); }
+
+// From now on the watchdog looks for trouble, too; NULL: no more.
+static inline void communicator_watch(const char *(*trouble)(void)) {
+    __atomic_store_n(&communicator()->trouble, trouble, __ATOMIC_RELEASE);
+}
 
 // ----------------------------------------------------------------------------------------------------------------
 // Sockets
@@ -180,6 +188,19 @@ static inline void communicator_stuck(double now) {
     communicator_end_all("a rank does not move");
 }
 
+// A collective that lost its network ends no more, and the program waits for it. Where a rank has died the others see
+// that, too, but rank 0 knows better what happened and has some seconds to say so.
+static inline void communicator_look_for_trouble(Communicator *c) {
+    const char *(*look)(void) = __atomic_load_n(&c->trouble, __ATOMIC_ACQUIRE), *what = look ? look() : NULL;
+    char text[256];
+    if (!what) return;
+    if (c->trouble_at == 0) c->trouble_at = now_seconds();
+    if (now_seconds() - c->trouble_at < COMMUNICATOR_TROUBLE_SECONDS) return;
+    snprintf(text, sizeof text, "its collectives broke: %s", what);
+    if (c->launch.rank == 0) communicator_lost(0, text);
+    communicator_end_all(text);
+}
+
 // ----------------------------------------------------------------------------------------------------------------
 // The thread
 
@@ -229,6 +250,7 @@ static inline void *communicator_thread(void *unused) {
     double told_at = 0;
     while (c->launch.rank == 0) {
         communicator_serve(c, fds);
+        communicator_look_for_trouble(c);
         if (__atomic_load_n(&c->left, __ATOMIC_ACQUIRE) && __atomic_load_n(&c->leaving, __ATOMIC_ACQUIRE)) break;
     }
     while (c->launch.rank != 0) {
@@ -239,6 +261,7 @@ static inline void *communicator_thread(void *unused) {
             communicator_tell(COMMUNICATOR_STATUS, __atomic_load_n(&c->what, __ATOMIC_RELAXED));
             told_at = now_seconds();
         }
+        communicator_look_for_trouble(c);
         if (poll(fds, 1, 200) <= 0) continue;
         int heard = socket_receive(fds[0].fd, &message, sizeof message);
         if (heard && message.type == COMMUNICATOR_BYE) break;

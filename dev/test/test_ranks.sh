@@ -113,6 +113,13 @@ wait $pid
 check "a rank that hangs is found" grep -q "no rank has moved for 3 s" "$dir/w.txt"
 check "with every rank's place" grep -q "rank 2 on .*: step [0-9]*, .*, for" "$dir/w.txt"
 
+before=$(seconds)
+says "a network that breaks under NCCL ends all" 1 'rank 1 of 2 on .* its collectives broke: unhandled system error' \
+    env EMU_NCCL_BROKEN=1 "$launch" 2 "$fp32" $small --steps 100000 --val '' --out ''
+says "rank 0's, too" 1 'rank 0 of 2 on .* its collectives broke: unhandled system error' \
+    env EMU_NCCL_BROKEN=0 "$launch" 2 "$fp32" $small --steps 100000 --val '' --out ''
+check "within 10 seconds each" [ $(($(seconds) - before)) -le 20 ]
+
 begin t
 kill -TERM "$(cat "$dir/pids/2")"
 wait $pid

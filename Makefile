@@ -328,7 +328,7 @@ SCHEDULED += build/emulated/train_gpt_bf16
 endif
 
 # What test_ranks*.sh run.
-RANKED := $(if $(filter %test_ranks.sh %test_ranks_checkpoint.sh,$(RUN_SHELL)),fp32) \
+RANKED := $(if $(filter %test_ranks.sh,$(RUN_SHELL)),fp32) $(if $(filter %test_ranks_checkpoint.sh,$(RUN_SHELL)),bf16) \
           $(if $(filter %test_ranks_formats.sh,$(RUN_SHELL)),fp32 bf16 fp16 fp8-delayed bf16-stochastic)
 ifneq ($(and $(HAVE_CXX),$(filter 0,$(SANITIZE))),)
 SCHEDULED += $(RANKED:%=build/emulated/train_gpt_%)

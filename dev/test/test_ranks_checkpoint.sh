@@ -1,12 +1,13 @@
 #!/bin/sh
 # Checkpoints that several ranks of the GPU trainer write together, on the emulator: files of several chunks, so that each
-# rank has a part. test_checkpoint_ranks.c has what can go wrong block by block.
+# rank has a part, in a precision with masters, so that weights are in shards, too. test_checkpoint_ranks.c has what can
+# go wrong block by block.
 
 cd "$(dirname "$0")/../.." || exit 1
 . dev/test/train_lib.sh
-[ -x build/emulated/train_gpt_fp32 ] || { skip "checkpoints of ranks: no emulated programs (no C++ compiler, or sanitizers)"; summary; }
+[ -x build/emulated/train_gpt_bf16 ] || { skip "checkpoints of ranks: no emulated programs (no C++ compiler, or sanitizers)"; summary; }
 export OMP_NUM_THREADS=1
-fp32=$PWD/build/emulated/train_gpt_fp32 launch=$PWD/scripts/launch.sh
+trainer=$PWD/build/emulated/train_gpt_bf16 launch=$PWD/scripts/launch.sh
 # 1.6 MB of weights, 3.3 of moments. A step is one micro-batch of each rank, so that --zero 2 sums in the same order.
 common="--train $dir/train.bin --val-every 0 --seq 8 --total-batch 48 --warmup 1 --lr 1e-2 --sample-every 0 --keep 0 --bucket 0.3
         --check-replicas 1"
@@ -19,7 +20,7 @@ must() {
     starter="$launch $count"
     [ "$count" -gt 1 ] || starter=
     # shellcheck disable=SC2086
-    $limit $starter "$fp32" $small --batch $((6 / count)) --out "$dir/$into" "$@" >"$dir/$into.txt" 2>&1 </dev/null && return
+    $limit $starter "$trainer" $small --batch $((6 / count)) --out "$dir/$into" "$@" >"$dir/$into.txt" 2>&1 </dev/null && return
     fail "$count ranks in $into: exit code $?"
     tail -n 15 "$dir/$into.txt" | sed 's/^/    /'
 }
@@ -29,7 +30,7 @@ same_state() { same_weights "$1" "$2" && "$tool" same-tensors "$dir/$1/train_sta
 # The same weights, whoever writes them: a step that changes nothing.
 must 1 one --steps 2 --checkpoint-every 2
 check "a checksum for each MiB" grep -q '"chunk_bytes":1048576,"xxh64":\["' "$dir/one/step_00000002/manifest.json"
-for run in "2 0" "3 1"; do
+for run in "3 0" "2 1"; do  # of two ranks each has a half of fcw, which a chunk ends in
     (small=$common; must "${run% *}" copy --zero "${run#* }" --init "$dir/one/step_00000002" --lr 0 --weight-decay 0 --steps 1)
     check "${run% *} ranks, --zero ${run#* }: the file that one rank wrote" same_weights copy/step_00000001 one/step_00000002
     rm -rf "$dir/copy"
@@ -52,7 +53,7 @@ trouble() {
     export TROUBLE="$3"
     # shellcheck disable=SC2086,SC2016
     (cd "$dir" && $limit "$launch" 3 sh -c '[ "$RANK" != 2 ] || eval "$TROUBLE"; exec "$@"' sh \
-        "$fp32" $small --batch 2 --zero 1 --steps 3 --checkpoint-every 1 --resume --out "$4") >"$dir/trouble.txt" 2>&1 </dev/null
+        "$trainer" $small --batch 2 --zero 1 --steps 3 --checkpoint-every 1 --resume --out "$4") >"$dir/trouble.txt" 2>&1 </dev/null
     code=$?
     if [ $code -eq 1 ] && [ "$(grep -c '^error: ' "$dir/trouble.txt")" -eq 1 ] && grep -Eq -e "$2" "$dir/trouble.txt"; then ok "$1"; else
         fail "$1: exit code $code, expected 1, one error and: $2"
@@ -74,8 +75,8 @@ check "and no other" [ "$(cd "$dir/parts" && echo step_*)" = "step_00000001 step
 "$tool" tokens "$dir/long.bin" 40000 67 3
 mkdir "$dir/pids"
 # shellcheck disable=SC2086,SC2016
-"$launch" 3 sh -c 'echo $$ >"'"$dir/pids"'/$RANK"; exec "$@"' sh "$fp32" $small --batch 2 --zero 1 --steps 4 --resume \
-    --val "$dir/long.bin" --val-every 3 --out "$dir/parts" >"$dir/long.txt" 2>&1 </dev/null &
+$limit "$launch" 3 sh -c 'echo $$ >"'"$dir/pids"'/$RANK"; exec "$@"' sh "$trainer" $small --batch 2 --zero 1 --steps 4 --resume \
+    --val "$dir/long.bin" --val-every 3 --val-steps 0 --out "$dir/parts" >"$dir/long.txt" 2>&1 </dev/null &
 pid=$!
 tries=0
 while [ $tries -lt 200 ] && ! grep -q 'step 3/4' "$dir/long.txt" 2>/dev/null; do sleep 0.1; tries=$((tries + 1)); done
@@ -91,7 +92,7 @@ check "and validate when the run goes on" grep -q '^step 3  validation loss' "$d
 # Killed at any moment, most likely in the middle of a checkpoint.
 for pause in 0.3 0.7; do
     # shellcheck disable=SC2086,SC2016
-    "$launch" 3 sh -c 'echo $$ >"'"$dir/pids"'/$RANK"; exec "$@"' sh "$fp32" $small --batch 2 --zero 1 --steps 1000 \
+    "$launch" 3 sh -c 'echo $$ >"'"$dir/pids"'/$RANK"; exec "$@"' sh "$trainer" $small --batch 2 --zero 1 --steps 1000 \
         --checkpoint-every 1 --resume --out "$dir/killed" >"$dir/killed.txt" 2>&1 </dev/null &
     pid=$!
     tries=0

@@ -69,14 +69,11 @@ static inline QuantSpec linear_spec(const LinearRecipe *recipe, QuantRole role, 
     return quant_spec(recipe->scaling, role, gemm, &recipe->quant, stream, step);
 }
 
-// Scales of rows and 128-blocks as 32-blocks' where the card has products of these only.
-static inline int linear_tiled_blocks(void) { return device_info()->cc >= 100; }
-
 // An operand of layer l for N tokens, all but its memory.
 static inline DeviceOperand linear_operand(const LinearRoutes *routes, const Linear *l, const QuantSpec *spec,
                                            QuantRole role, QuantGemm gemm, size_t N) {
     const size_t rows = role == QUANT_W ? l->OC : N, cols = role == QUANT_DY ? l->OC : l->C;
-    return quant_operand(spec, rows, cols, routes->emulated_why[l->kind][gemm] != NULL, linear_tiled_blocks());
+    return quant_operand(spec, rows, cols, routes->emulated_why[l->kind][gemm] != NULL, quant_card());
 }
 
 // Why this card does not run product `gemm` of layer l for N tokens natively; NULL: it does. cuBLASLt is asked; without a
@@ -88,7 +85,7 @@ static inline const char *linear_refusal(MatmulScratch *matmul, const LinearReci
     const QuantSpec a_spec = linear_spec(recipe, first, gemm, 0, 0), b_spec = linear_spec(recipe, second, gemm, 0, 0);
     if (a_spec.scaling == SCALING_NONE) return NULL;
     if (a_spec.scaling != b_spec.scaling) return "no card scales one operand by rows, the other as a whole";
-    if (recipe->quant.block_fp32 && linear_tiled_blocks()) return "this card's block scales are powers of two";
+    if (recipe->quant.block_fp32 && quant_card().tiled_blocks) return "this card's block scales are powers of two";
     if (!matmul)
         return recipe->scaling == SCALING_MX || recipe->scaling == SCALING_NV ? "a Hopper has no such product" : NULL;
     const DeviceOperand a = linear_operand(&native, l, &a_spec, first, gemm, N),
@@ -185,6 +182,10 @@ static inline DeviceLinear linear_take(const LinearContext *ctx, Arena *casts, L
         const QuantSpec spec = linear_spec(ctx->recipe, QUANT_W, (QuantGemm)gemm, 0, 0);
         DeviceOperand *x = operands[gemm];
         *x = linear_operand(&ctx->routes, &d.layer, &spec, QUANT_W, (QuantGemm)gemm, 0);
+    }
+    for (int gemm = GEMM_FPROP; gemm <= GEMM_DGRAD && !d.layer.high; gemm++) {
+        DeviceOperand *x = operands[gemm];
+        if (gemm == GEMM_FPROP && quant_shared(&d.w_fprop, &d.w_dgrad)) continue;  // the cast gives it dgrad's
         x->codes = arena_take(casts, quant_code_bytes(x), 1);
         x->scales = arena_take(casts, quant_scale_bytes(x), 1);
     }

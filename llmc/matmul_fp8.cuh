@@ -2,7 +2,8 @@
 // matmul.cuh's plans.
 //
 // A cast operand lies (outer, k), whichever product reads it, so each of them is the same: out (b.outer, a.outer) =
-// alpha b . a^T, in cuBLASLt's terms A transposed and B not, the only way in which Ada and Hopper multiply fp8.
+// alpha b . a^T, in cuBLASLt's terms A transposed and B not, the only way in which Ada and Hopper multiply fp8. An
+// operand that lies across is read across.
 //
 //     product  out                  a                   b            alpha, and scales
 //     fprop    out (N, OC) bf16     w (OC, C)           x            tensor, delayed: two scalars that cuBLASLt reads
@@ -47,7 +48,8 @@ static inline MatmulKey matmul_cast_key(int32_t out_type, const DeviceOperand *a
     if (a->k != b->k || native != (b->format != FORMAT_BF16))
         die("operands cast for different products are multiplied: k %zu and %zu (a fault of this program)", a->k, b->k);
     MatmulKey key =
-        matmul_key(a->outer, b->outer, a->k, 1, 0, matmul_operand_type(a->format), out_type, accumulate, MATMUL_PLAIN);
+        matmul_key(a->outer, b->outer, a->k, !a->across, b->across, matmul_operand_type(a->format), out_type,
+                   accumulate, MATMUL_PLAIN);
     key.b_type = matmul_operand_type(b->format);
     key.a_scales = matmul_scale_mode(a);
     key.b_scales = matmul_scale_mode(b);

@@ -3,7 +3,8 @@
 //
 // Whatever way the product sums, a cast operand here is (outer, k) with k, the index that is summed over, contiguous:
 // the transposed operands (w in dgrad, x and dY in wgrad) are written transposed. That is the one layout ("TN") which
-// every card's fp8 and fp4 products take.
+// every card's fp8 and fp4 products take. Compute capability 10.x takes fp8 in any: with one scale for the tensor the
+// codes are the same whichever way it is read, and are written once, as the tensor lies (DeviceOperand.across).
 //
 // Where a card has no such product (or the recipe is not one of its), the operand is *emulated*: each element is the
 // value its code stands for times its block's scale, in bf16, which holds that product exactly (but for block scales
@@ -42,16 +43,29 @@ typedef struct {
     ScalingRule scaling;
     QuantScaleLayout layout;
     size_t outer, k;  // k is padded with zeros to what products take: quant_padded_k()
+    int across;       // 1: the codes lie (k, outer), neither padded
 } DeviceOperand;
 
 // k as products take it: rows of codes are multiples of 16 bytes, and fp4 and 32-element scales want multiples of 32
 // elements. One rule for all, emulated operands too: any two operands of one product then agree.
 static inline size_t quant_padded_k(size_t k) { return round_up(k, 32); }
 
-// The operand that casting (rows, cols) as `spec` says gives: all but its memory. tiled_blocks: scales of rows
-// and 128-blocks (powers of two) go to a product that knows 32-blocks only.
+// What a card's native products take beside Ada's and Hopper's operands.
+typedef struct {
+    int tiled_blocks;  // scales of 32-blocks only: those of rows and 128-blocks (powers of two) go there
+    int any_layout;    // fp8 codes (k, outer), too
+} QuantCard;
+
+static inline QuantCard quant_card(void) {
+    const int cc = device_info()->cc;
+    QuantCard card = {cc >= 100, cc >= 100 && cc < 110};
+    return card;
+}
+
+// The operand that casting (rows, cols) as `spec` says gives: all but its memory.
 static inline DeviceOperand quant_operand(const QuantSpec *spec, size_t rows, size_t cols, int emulated,
-                                          int tiled_blocks) {
+                                          QuantCard card) {
+    const int tiled_blocks = card.tiled_blocks;
     DeviceOperand x;
     memset(&x, 0, sizeof x);
     int along_rows = spec->contraction == CONTRACT_ROWS;
@@ -66,7 +80,14 @@ static inline DeviceOperand quant_operand(const QuantSpec *spec, size_t rows, si
                                                 : SCALES_SCALAR;
     x.outer = along_rows ? cols : rows;
     x.k = quant_padded_k(along_rows ? rows : cols);
+    x.across = along_rows && card.any_layout && !emulated && x.layout == SCALES_SCALAR && x.k == rows &&
+               quant_padded_k(cols) == cols;
     return x;
+}
+
+// Do two products read the same codes of a tensor?
+static inline int quant_shared(const DeviceOperand *first, const DeviceOperand *second) {
+    return second->across && !first->across && first->layout == SCALES_SCALAR && first->format == second->format;
 }
 
 // Bytes of `codes`, and of `scales`, for an operand whose outer and k are set.
@@ -563,10 +584,10 @@ static inline QuantSide quant_side(const QuantCast *cast) {
     QuantSide side = {x->codes,
                       x->format == FORMAT_BF16 ? NULL : (uint8_t *)x->scales,
                       NULL,
-                      x->outer,
-                      x->k,
+                      x->across ? x->k : x->outer,
+                      x->across ? x->outer : x->k,
                       x->layout,
-                      spec->contraction == CONTRACT_ROWS,
+                      spec->contraction == CONTRACT_ROWS && !x->across,
                       spec->square,
                       spec->pow2,
                       spec->mx_ocp,
@@ -613,6 +634,7 @@ static inline void quant_find_amax(QuantTask *task, const QuantCast *casts, int 
 //   in (rows, cols) bf16, cols % 16 == 0      state: see there
 //   amax_known: state.amax holds this tensor's amax already, or (delayed) a scale is known to be in force
 //   scratch: quantize_scratch_elems(), for SCALING_ROW; else NULL
+//   Of two casts that share their codes (quant_shared) these are written once, to the second's memory.
 //   Codes and scales are those of quantize_codes() on the same numbers, with spec.delayed_scale = *state.scale.
 static inline size_t quantize_scratch_elems(size_t rows, size_t cols) { return rows + cols; }
 
@@ -621,6 +643,12 @@ static inline void quantize_device(const QuantCast *casts, int count, const Quan
                                    size_t rows, size_t cols, int amax_known, uint32_t *scratch, cudaStream_t stream) {
     const QuantSpec *spec = &casts[0].spec;
     const bool emulated = casts[0].operand->format == FORMAT_BF16;
+    if (count == 2 && quant_shared(casts[0].operand, casts[1].operand)) {
+        casts[0].operand->codes = casts[1].operand->codes;
+        quantize_device<S>(casts, 1, state, in, rows, cols, amax_known, scratch, stream);
+        casts[1].operand->alpha_part = casts[0].operand->alpha_part;
+        return;
+    }
     if (cols % QUANT_GROUP != 0) die("quantize: %zu columns are no multiple of 16 (a fault of this program)", cols);
     QuantTask task = {in, rows, cols, *state, count, {}, spec->seed, spec->step};
     for (int i = 0; i < count; i++) task.sides[i] = quant_side(&casts[i]);

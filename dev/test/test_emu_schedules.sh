@@ -35,7 +35,7 @@ for precision in bf16 nvfp4; do
     fi
 done
 # The ways that products of cast operands go on other cards than the default, a Hopper.
-for run in fp8-delayed/80 fp8-delayed/89 fp8-row/100 fp8-block/80 fp8-block/100 mxfp8/100 nvfp4/120; do
+for run in fp8-delayed/80 fp8-delayed/89 fp8-delayed/100 fp8-row/100 fp8-block/80 fp8-block/100 mxfp8/100 nvfp4/120; do
     program=build/emulated/test_gpt_${run%/*}
     [ -x "$program" ] || continue
     EMU_CC=${run#*/} "$program" quick >"$dir/out" 2>&1

@@ -45,7 +45,7 @@ struct Operand {
     Operand(ScalingRule scaling, QuantRole role, QuantGemm gemm, const QuantOptions *options, const Floats &in,
             size_t rows, size_t cols, int emulated) {
         spec = quant_spec(scaling, role, gemm, options, 5, 3);
-        device = quant_operand(&spec, rows, cols, emulated, device_info()->cc >= 100);
+        device = quant_operand(&spec, rows, cols, emulated, quant_card());
         codes = new DeviceMemory(quant_code_bytes(&device));
         scales = new DeviceMemory(quant_scale_bytes(&device));
         words = new DeviceMemory((16 + rows + cols) * 4, 0);
@@ -177,7 +177,7 @@ static void check_product(const char *name, ScalingRule scaling, const QuantOpti
 }
 
 // Tokens of whole blocks and not, features that blocks of 128 divide and not.
-static const size_t shapes[][3] = {{37, 48, 144}, {100, 288, 144}};
+static const size_t shapes[][3] = {{37, 48, 144}, {100, 288, 144}, {96, 64, 160}};  // the last one's may lie across
 static int native_only;
 
 static void check_recipe(const char *name, ScalingRule scaling, const QuantOptions *options) {

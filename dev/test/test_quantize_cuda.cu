@@ -139,7 +139,7 @@ static Expected expected(const QuantSpec *spec, const DeviceOperand *x, const Fl
             const uint16_t value = encode_bf16(c.values[at]);
             if (x->format == FORMAT_BF16) memcpy(&e.codes[2 * (o * x->k + k)], &value, 2);
             else if (x->format == FORMAT_E2M1) e.codes[(o * x->k + k) / 2] |= (uint8_t)(c.codes[at] << k % 2 * 4);
-            else e.codes[o * x->k + k] = c.codes[at];
+            else e.codes[x->across ? k * x->outer + o : o * x->k + k] = c.codes[at];
         }
     const size_t length = spec->scaling == SCALING_BLOCK ? 128 : spec->scaling == SCALING_MX ? 32 : 16;
     for (size_t o = 0; o < x->outer && !e.scales.empty(); o++)
@@ -201,12 +201,14 @@ static void quantize(const QuantCast *casts, int count, const QuantState *state,
     }
 }
 
-// How operands are held: as codes, as codes with 128-blocks' scales in 32-blocks' tiles, as bf16 values.
-typedef enum { HELD_NATIVE, HELD_TILED, HELD_EMULATED, HELD_KINDS } Held;
+// How operands are held: as codes, as codes with 128-blocks' scales in 32-blocks' tiles, as the tensor lies where that
+// will do, as bf16 values.
+typedef enum { HELD_NATIVE, HELD_TILED, HELD_ACROSS, HELD_EMULATED, HELD_KINDS } Held;
 
 static void check_casts(const char *name, const QuantSpec *specs, int count, const Floats &in, size_t rows, size_t cols,
                         Held held, float delayed_scale, int amax_known) {
-    static const char *const suffixes[] = {"", ", tiled scales", ", emulated"};
+    static const char *const suffixes[] = {"", ", tiled scales", ", across", ", emulated"};
+    const QuantCard card = {held == HELD_TILED, held == HELD_ACROSS};
     DeviceBytes source(in.size() * 2), words(sizeof(Words)), scratch(quantize_scratch_elems(rows, cols) * 4);
     std::vector<uint16_t> bf16(in.size());
     for (size_t i = 0; i < in.size(); i++) {
@@ -224,7 +226,7 @@ static void check_casts(const char *name, const QuantSpec *specs, int count, con
     for (int i = 0; i < count; i++) {
         casts[i].spec = specs[i];
         casts[i].spec.delayed_scale = delayed_scale;
-        operands[i] = quant_operand(&specs[i], rows, cols, held == HELD_EMULATED, held == HELD_TILED);
+        operands[i] = quant_operand(&specs[i], rows, cols, held == HELD_EMULATED, card);
         memory.push_back(new DeviceBytes(quant_code_bytes(&operands[i])));
         memory.push_back(new DeviceBytes(quant_scale_bytes(&operands[i])));
         operands[i].codes = memory[2 * i]->data();
@@ -233,6 +235,7 @@ static void check_casts(const char *name, const QuantSpec *specs, int count, con
         want.push_back(expected(&casts[i].spec, &operands[i], in, rows, cols));
         if (amax_known && !specs[i].hadamard) w.amax = bits_of_float(want[i].amax);
     }
+    const int shared = count == 2 && quant_shared(&operands[0], &operands[1]);
     CUDA_CHECK(cudaMemcpy(d, &w, sizeof w, cudaMemcpyHostToDevice));
     quantize(casts, count, &state, (const __nv_bfloat16 *)source.data(), rows, cols, amax_known,
              (uint32_t *)scratch.data());
@@ -241,11 +244,12 @@ static void check_casts(const char *name, const QuantSpec *specs, int count, con
     scratch.get(name);
     for (int i = 0; i < count; i++) {
         char what[160];
+        const Bytes codes = memory[shared ? 2 : 2 * i]->get(name);
         const int whole = specs[i].scaling == SCALING_TENSOR || specs[i].scaling == SCALING_DELAYED;
         snprintf(what, sizeof what, "%s%s, (%zu, %zu)%s, codes", name, suffixes[held], rows, cols,
                  specs[i].contraction == CONTRACT_ROWS ? " transposed" : "");
-        if (held == HELD_EMULATED) compare_values(what, memory[2 * i]->get(what), want[i].codes);
-        else compare_bytes(what, memory[2 * i]->get(what), want[i].codes);
+        if (held == HELD_EMULATED) compare_values(what, codes, want[i].codes);
+        else compare_bytes(what, codes, want[i].codes);
         memcpy(what + strlen(what) - 5, "scales", 7);
         compare_bytes(what, memory[2 * i + 1]->get(what), want[i].scales);
         if (whole || specs[i].scaling == SCALING_NV) {
@@ -265,7 +269,8 @@ static void check_casts(const char *name, const QuantSpec *specs, int count, con
 // ----------------------------------------------------------------------------------------------------------------
 // Recipes
 
-static const size_t shapes[][2] = {{1, 16}, {7, 48}, {16, 32}, {33, 128}, {128, 144}, {130, 272}, {200, 16}};
+static const size_t shapes[][2] = {{1, 16},    {7, 48},    {16, 32},   {33, 128},
+                                   {128, 144}, {130, 272}, {160, 224}, {200, 16}};
 #define SHAPES (sizeof shapes / sizeof *shapes)
 
 // x, w and dY as linear layers cast them: x for each product by itself, the other two for two products at once.
@@ -284,6 +289,7 @@ static void check_recipe(const char *name, ScalingRule scaling, const QuantOptio
                                      quant_spec(scaling, QUANT_DY, GEMM_WGRAD, options, stream, step)};
             for (int held = 0; held < HELD_KINDS; held++) {
                 if (held == HELD_TILED && !tiled) continue;
+                if (held == HELD_ACROSS && scaling != SCALING_TENSOR && scaling != SCALING_DELAYED) continue;
                 if (held == HELD_EMULATED && options->block_fp32) continue;  // bf16 does not hold its values
                 check_casts(name, &x[0], 1, in, rows, cols, (Held)held, delayed_scale, 0);
                 check_casts(name, &x[1], 1, in, rows, cols, (Held)held, delayed_scale, !x[1].hadamard);

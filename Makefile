@@ -47,6 +47,13 @@ FORCE:
 GOALS    := $(or $(MAKECMDGOALS),all)
 COMPILES := $(filter-out gpu-precisions help clean format check-headers,$(GOALS))
 
+# The tests are many programs: unless asked otherwise (-j1) they are compiled on all cores.
+ifneq ($(filter test test-emu,$(GOALS)),)
+ifeq ($(MAKELEVEL),0)
+MAKEFLAGS += -j$(shell nproc 2>/dev/null || echo 1)
+endif
+endif
+
 # ---------------------------------------------------------------------------------------------------------------
 # Which configuration
 
@@ -154,9 +161,11 @@ endif
 # GCC sees uninitialised values in kernels whose loops are unrolled as one.
 EMU_QUIET := $(if $(shell printf 'int main() { return 0; }\n' | $(CXX) -Werror -Wmaybe-uninitialized -x c++ - -o /dev/null 2>/dev/null && echo yes),-Wno-maybe-uninitialized)
 
+SANITIZERS      := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+HAVE_SANITIZERS  = $(call try_build,$(EMPTY_PROGRAM),$(SANITIZERS))
 ifeq ($(SANITIZE),1)
-SANITIZE_FLAGS := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
-ifneq ($(call try_build,$(EMPTY_PROGRAM),$(SANITIZE_FLAGS)),yes)
+SANITIZE_FLAGS := $(SANITIZERS)
+ifneq ($(HAVE_SANITIZERS),yes)
 $(error SANITIZE=1, but $(CC) cannot build with $(SANITIZE_FLAGS) (Debian, Ubuntu: apt-get install libclang-rt-dev for clang; gcc brings its own))
 endif
 endif
@@ -174,9 +183,10 @@ else
 CFLAGS ?= -O3 $(NATIVE)
 endif
 BASE_FLAGS := -std=gnu11 -I. -ffp-contract=off -fno-math-errno -fno-trapping-math -Wall -Wextra -Werror \
-              $(if $(OPENMP_FLAGS),,-Wno-unknown-pragmas) -DBUILD_NAME=$(NAME) \
-              -DPRECISION_$(subst -,_,$(PRECISION)) -DMASTER_$(MASTER) -DMOMENTS_$(MOMENTS)
-ALL_FLAGS  := $(BASE_FLAGS) $(OPENMP_FLAGS) $(PCRE2_FLAGS) $(SANITIZE_FLAGS) $(CFLAGS)
+              $(if $(OPENMP_FLAGS),,-Wno-unknown-pragmas) $(OPENMP_FLAGS) $(PCRE2_FLAGS)
+# $(call config_flags,name,precision,master,moments)
+config_flags = -DBUILD_NAME=$(1) -DPRECISION_$(subst -,_,$(2)) -DMASTER_$(3) -DMOMENTS_$(4)
+ALL_FLAGS  := $(BASE_FLAGS) $(call config_flags,$(NAME),$(PRECISION),$(MASTER),$(MOMENTS)) $(SANITIZE_FLAGS) $(CFLAGS)
 ALL_LIBS   := $(LDFLAGS) $(PCRE2_LIBS) -lm -pthread
 COMPILER   := $(CC) $(if $(COMPILES),$(shell $(CC) -dumpfullversion -dumpversion 2>/dev/null))
 
@@ -185,10 +195,10 @@ $(info $(NAME): $(COMPILER) $(CFLAGS), OpenMP $(if $(OPENMP_FLAGS),yes,no), PCRE
 endif
 
 # Rewritten only when compiler or flags differ from those of the last build in this folder; every program needs it.
-export BUILD_STAMP := $(COMPILER) $(CXX) $(ALL_FLAGS) $(ALL_LIBS) $(if $(filter cuda,$(DEVICE)),$(NVCC) $(CUDA_ARCH) $(NCCL_FLAGS))
-$(B)/flags: FORCE
-	@mkdir -p $(B)
+%/flags: FORCE
+	@mkdir -p $(@D)
 	@[ "$$(cat $@ 2>/dev/null)" = "$$BUILD_STAMP" ] || printf '%s\n' "$$BUILD_STAMP" > $@
+$(B)/flags: export BUILD_STAMP := $(COMPILER) $(CXX) $(ALL_FLAGS) $(ALL_LIBS) $(if $(filter cuda,$(DEVICE)),$(NVCC) $(CUDA_ARCH) $(NCCL_FLAGS))
 
 # ---------------------------------------------------------------------------------------------------------------
 # Programs: one translation unit each, straight to a binary; -MMD writes what it included beside it.
@@ -219,18 +229,40 @@ $(B)/exhaustive_formats: dev/test/exhaustive_formats.c $(B)/flags
 	    -MMD -MP -MF $@.d -MT $@ -o $@ $< $(ALL_LIBS)
 endif
 
-# .cu files as C++ against dev/emu, a CUDA runtime for the CPU: no toolkit, only the C++ compiler.
+# .cu files as C++ against dev/emu, a CUDA runtime for the CPU: no toolkit, only the C++ compiler. The emulator knows
+# nothing of precisions and is compiled once; a second time with sanitizers.
 EMU_TESTS   := $(basename $(notdir $(wildcard dev/emu/test_*.cu dev/test/test_*.cu)))
-EMU_OBJECTS := $(patsubst dev/emu/%.cpp,$(B)/emu/%.o,$(wildcard dev/emu/*.cpp))
-EMU_FLAGS    = -std=gnu++17 $(filter-out -std=%,$(ALL_FLAGS)) -DEMU -Idev/emu -Wno-unknown-pragmas $(EMU_QUIET)
-BUILD_EMU    = $(CXX) $(EMU_FLAGS) -MMD -MP -MF $@.d -MT $@ -o $@ -x c++ $< -x none $(EMU_OBJECTS) $(ALL_LIBS)
-$(EMU_OBJECTS): $(B)/emu/%.o: dev/emu/%.cpp $(B)/flags
-	@mkdir -p $(B)/emu
-	$(CXX) $(EMU_FLAGS) -MMD -MP -MF $@.d -MT $@ -c -o $@ $<
+emu_objects  = $(patsubst dev/emu/%.cpp,build/emulator$(1)/%.o,$(wildcard dev/emu/*.cpp))
+EMU_OBJECTS := $(call emu_objects,$(if $(SANITIZE_FLAGS),-sanitize))
+# $(call emu_flags,flags of a C compilation)
+emu_flags    = -std=gnu++17 $(filter-out -std=%,$(1)) -DEMU -Idev/emu -Wno-unknown-pragmas $(EMU_QUIET)
+# $(call build_emu,flags,objects)
+build_emu    = $(CXX) $(call emu_flags,$(1)) -MMD -MP -MF $@.d -MT $@ -o $@ -x c++ $< -x none $(2) $(ALL_LIBS)
+# $(call emulator,ending of the folder's name,flags)
+define emulator
+$(call emu_objects,$(1)): build/emulator$(1)/%.o: dev/emu/%.cpp build/emulator$(1)/flags
+	$(CXX) $(call emu_flags,$(BASE_FLAGS) $(2)) -MMD -MP -MF $$@.d -MT $$@ -c -o $$@ $$<
+build/emulator$(1)/flags: export BUILD_STAMP := $(COMPILER) $(CXX) $(call emu_flags,$(BASE_FLAGS) $(2))
+endef
+$(eval $(call emulator,,-O2 $(NATIVE)))
+$(eval $(call emulator,-sanitize,-O1 -g $(SANITIZERS)))
 $(B)/test_%: dev/emu/test_%.cu $(EMU_OBJECTS) $(B)/flags
-	$(BUILD_EMU)
+	$(call build_emu,$(ALL_FLAGS),$(EMU_OBJECTS))
 $(B)/test_%_cuda: dev/test/test_%_cuda.cu $(EMU_OBJECTS) $(B)/flags
-	$(BUILD_EMU)
+	$(call build_emu,$(ALL_FLAGS),$(EMU_OBJECTS))
+
+# build/emulated/PROGRAM_CONFIGURATION: the GPU's programs on the emulator for tests, beside whatever is configured: the
+# CPU build's tests run them in all precisions. CONFIGURATION is a precision, with -stochastic (no masters) or -sanitize
+# behind it. $(call emulated,program,ending of the configuration); little optimisation, since they run for seconds.
+EMULATED_FLAGS    := $(BASE_FLAGS) -O1 -DGEMM_ONE_TILE
+emulated_precision = $(subst -stochastic,,$(1))
+define emulated
+build/emulated/$(1)_%$(2): $(1).cu $(call emu_objects,$(2)) build/emulated/flags
+	$$(call one_of,CONFIGURATION,$$(call emulated_precision,$$*),$(PRECISIONS))
+	$$(call build_emu,$$(EMULATED_FLAGS) $$(if $(2),-g $$(SANITIZERS),$$(NATIVE)) $$(call config_flags,emu-$$*$(2),$$(call emulated_precision,$$*),$$(if $$(findstring stochastic,$$*),stochastic,fp32),fp32),$(call emu_objects,$(2)))
+endef
+$(foreach program,test_gpt train_gpt profile_gpt,$(foreach ending,-plain -sanitize,$(eval $(call emulated,$(program),$(filter-out -plain,$(ending))))))
+build/emulated/flags: export BUILD_STAMP := $(COMPILER) $(CXX) $(call emu_flags,$(EMULATED_FLAGS) $(NATIVE) $(SANITIZERS)) $(ALL_LIBS)
 
 # The trainer for this device, and its test. With nvcc: SASS for each CUDA_ARCH (say "90a", or "80 90a"), PTX of the
 # first; without CUDA_ARCH for the GPU that is here, or for the list below. Never --use_fast_math.
@@ -247,12 +279,15 @@ BUILD_CUDA      = $(NVCC) $(NVCC_FLAGS) -MMD -MP -MF $@.d -MT $@ -o $@ $< $(LDFL
 GPU_PROGRAMS   := $(addprefix $(B)/,$(basename $(wildcard *_gpt.cu)))
 ifeq ($(DEVICE),emu)
 $(GPU_PROGRAMS): $(B)/%: %.cu $(EMU_OBJECTS) $(B)/flags
-	$(BUILD_EMU)
+	$(call build_emu,$(ALL_FLAGS),$(EMU_OBJECTS))
 else ifeq ($(DEVICE),cuda)
 $(GPU_PROGRAMS): $(B)/%: %.cu $(B)/flags
 	$(BUILD_CUDA)
 endif
--include $(wildcard $(B)/*.d $(B)/emu/*.d)
+# What the compilers wrote about includes; made by no rule, though those of build/emulated would match them.
+INCLUDED := $(wildcard $(B)/*.d build/emulat*/*.d)
+$(INCLUDED): ;
+-include $(INCLUDED)
 
 .PHONY: all gpu-precisions train_gpt tokenize test_gpt profile_gpt data run test test-emu cuda-check test-compiled test-exhaustive bench demos check-headers format clean help
 all: $(PROGRAMS)
@@ -298,22 +333,13 @@ RUN_EMU   := $(if $(HAVE_CXX),$(addprefix $(B)/,$(call wanted,$(EMU_TESTS))))
 NO_EMU    := $(if $(HAVE_CXX),,echo "skip  emulator: $(CXX) cannot build a C++17 program (Debian, Ubuntu: apt-get install g++)")
 
 # test_gpt.cu on the emulator, part of the CPU build's tests: in each precision; with sanitizers in bf16 alone. What
-# test_emu_schedules.sh runs is built with it. Each configuration is this Makefile's own, optimised enough.
+# test_emu_schedules.sh runs is built with it.
 EMU_CONFIGS := $(if $(filter 1,$(SANITIZE)),bf16-sanitize,$(PRECISIONS))
 EMU_MODELS  := $(if $(and $(HAVE_CXX),$(wildcard test_gpt.cu)),$(patsubst %,build/emulated/test_gpt_%,$(EMU_CONFIGS)))
 RUN_MODELS  := $(if $(filter cpu,$(DEVICE)),$(if $(TESTS),$(filter $(addprefix %/test_,$(TESTS)),$(EMU_MODELS)),$(EMU_MODELS)))
 SCHEDULED   := $(if $(and $(HAVE_CXX),$(filter %test_emu_schedules.sh,$(RUN_SHELL)),$(filter 0,$(SANITIZE))), \
-                 $(patsubst %,build/emulated/test_gpt_%,bf16 fp32 fp8-delayed fp8-row fp8-block mxfp8 nvfp4 bf16-sanitize nvfp4-sanitize))
-define EMULATED_PROGRAM
-build/emulated/$(1)_%: FORCE
-	@mkdir -p build/emulated
-	@$$(MAKE) --no-print-directory DEVICE=emu PRECISION=$$(subst -stochastic,,$$(subst -sanitize,,$$*)) SANITIZE=$$(if $$(findstring sanitize,$$*),1,0) \
-	    MASTER=$$(if $$(findstring stochastic,$$*),stochastic,fp32) MOMENTS=fp32 CFLAGS="$$(if $$(findstring sanitize,$$*),-O1 -g,-O1 $$(NATIVE))" TESTS= \
-	    build/emu-$$*/$(1)
-	@ln -sfn ../emu-$$*/$(1) $$@
-endef
-$(foreach program,test_gpt train_gpt profile_gpt,$(eval $(call EMULATED_PROGRAM,$(program))))
-
+                 $(patsubst %,build/emulated/test_gpt_%,bf16 fp32 fp8-delayed fp8-row fp8-block mxfp8 nvfp4 \
+                 $(if $(HAVE_SANITIZERS),bf16-sanitize nvfp4-sanitize)))
 # The rehearsal of scripts/validate_gpu.sh builds what it runs; here, so that it is built side by side. One precision
 # of each kind: all of them (VALIDATE_MODES=all) take minutes.
 VALIDATE_MODES ?= bf16 fp8-delayed nvfp4
@@ -339,12 +365,12 @@ gpu-precisions:
 
 test: $(if $(strip $(RUN_SHELL)),$(PROGRAMS)) $(RUN_UNIT) $(RUN_EMU) $(RUN_MODELS) $(SCHEDULED)
 	@$(NO_EMU)
-	@BUILD=$(B) REHEARSED="$(REHEARSED)" sh dev/test/run.sh $(RUN_UNIT) $(RUN_EMU) $(RUN_MODELS) $(RUN_SHELL)
+	@BUILD=$(B) REHEARSED="$(REHEARSED)" exec sh dev/test/run.sh $(RUN_UNIT) $(RUN_EMU) $(RUN_MODELS) $(RUN_SHELL)
 
 # The emulator's own tests, then the GPU trainer's on it.
 test-emu: $(if $(HAVE_CXX),$(addprefix $(B)/,$(EMU_TESTS)) $(EMU_MODELS) $(SCHEDULED))
 	@$(NO_EMU)
-	@$(if $(HAVE_CXX),BUILD=$(B) sh dev/test/run.sh $(addprefix $(B)/,$(EMU_TESTS)) $(EMU_MODELS) dev/test/test_emu_schedules.sh)
+	@$(if $(HAVE_CXX),BUILD=$(B) exec sh dev/test/run.sh $(addprefix $(B)/,$(EMU_TESTS)) $(EMU_MODELS) dev/test/test_emu_schedules.sh)
 
 # Every .cu file with nvcc for each architecture, and what its kernels take.
 cuda-check:
@@ -358,7 +384,7 @@ test-compiled: $(B)/tokenize
 	    ARCHS="$(CUDA_ARCH:%a=%)" CHECK="$(CHECK)" NCCL_FLAGS="$(NCCL_FLAGS)" NCCL_LIBS="$(NCCL_LIBS)" sh dev/test/compiled.sh
 
 test-exhaustive: $(addprefix $(B)/,$(EXHAUSTIVE)) | $(B)/flags
-	@BUILD=$(B) TEST_TIMEOUT=36000 sh dev/test/run.sh $^ $(wildcard dev/test/exhaustive_*.sh)
+	@BUILD=$(B) TEST_TIMEOUT=36000 exec sh dev/test/run.sh $^ $(wildcard dev/test/exhaustive_*.sh)
 
 bench: $(PROGRAMS) $(addprefix $(B)/,$(BENCHES))
 	@set -e; for bench in $(BENCHES); do echo "== $$bench"; BUILD=$(B) $(B)/$$bench; done

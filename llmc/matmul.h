@@ -174,26 +174,35 @@ ALWAYS_INLINE vecf gemm_round(vecf x, GemmRounding rounding) {
     return vec_load(lanes);
 }
 
+// With GEMM_ONE_TILE one tile serves all heights, its sums in memory: the same numbers, several times slower, but compiled
+// in half a second instead of four, for tests that are built in many precisions and multiply little.
+#ifdef GEMM_ONE_TILE
+#define GEMM_UNROLL(n)
+#else
+#define GEMM_PRAGMA(text) _Pragma(#text)
+#define GEMM_UNROLL(n) GEMM_PRAGMA(GCC unroll n)
+#endif
+
 // A tile of whole vectors, from the first product to the rounded result; rows and vectors are constants in every call,
 // so that the sums live in registers throughout.
 ALWAYS_INLINE void gemm_tile(const Gemm *g, const GemmTile *t, const int rows, const int vectors) {
     vecf acc[GEMM_TILE_ROWS][2];
     const float *RESTRICT a = t->a, *RESTRICT b = t->b;
-#pragma GCC unroll 16
+    GEMM_UNROLL(16)
     for (int i = 0; i < rows; i++) acc[i][0] = acc[i][1] = vec_zero();
     for (size_t k = t->kc; k > 0; k--, a += GEMM_A_WIDTH, b += GEMM_TILE_COLS) {
         const vecf b0 = vec_load(b);
         const vecf b1 = vectors > 1 ? vec_load(b + VEC_WIDTH) : b0;
-#pragma GCC unroll 16
+        GEMM_UNROLL(16)
         for (int i = 0; i < rows; i++) {
             const vecf x = vec_set1(a[i]);
             acc[i][0] = vec_fma(x, b0, acc[i][0]);
             if (vectors > 1) acc[i][1] = vec_fma(x, b1, acc[i][1]);
         }
     }
-#define EACH_SUM(statement)                                                      \
-    _Pragma("GCC unroll 16") for (int i = 0; i < rows; i++) {                    \
-        _Pragma("GCC unroll 2") for (int j = 0; j < vectors; j++) { statement; } \
+#define EACH_SUM(statement)                                              \
+    GEMM_UNROLL(16) for (int i = 0; i < rows; i++) {                     \
+        GEMM_UNROLL(2) for (int j = 0; j < vectors; j++) { statement; }  \
     }
     if (!t->first) EACH_SUM(acc[i][j] = vec_load(t->sums + i * GEMM_TILE_COLS + j * VEC_WIDTH) + acc[i][j])
     if (!t->out) {
@@ -210,6 +219,9 @@ ALWAYS_INLINE void gemm_tile(const Gemm *g, const GemmTile *t, const int rows, c
 
 // gemm_tile with constants for any height and for one or two vectors: a ragged edge costs only what it has.
 static inline void gemm_tile_any(const Gemm *g, const GemmTile *t, size_t rows, size_t cols) {
+#ifdef GEMM_ONE_TILE
+    gemm_tile(g, t, (int)rows, cols > VEC_WIDTH ? 2 : 1);
+#else
 #define TILE(r)                                      \
     case r:                                          \
         if (cols > VEC_WIDTH) gemm_tile(g, t, r, 2); \
@@ -227,6 +239,7 @@ static inline void gemm_tile_any(const Gemm *g, const GemmTile *t, size_t rows, 
 #endif
     }
 #undef TILE
+#endif
 }
 
 // gemm_tile_any where the last vector of out (and of bias) is not whole: by way of a copy that is.

@@ -19,6 +19,8 @@ MOMENTS   ?= fp32
 OPENMP    ?= auto
 PCRE2     ?= auto
 NCCL      ?= auto
+MPI       ?= $(if $(filter cuda,$(DEVICE)),auto,0)
+MPICC     ?= mpicc
 SANITIZE  ?= 0
 CUDA_ARCH ?=
 TESTS     ?=
@@ -57,6 +59,8 @@ endif
 # ---------------------------------------------------------------------------------------------------------------
 # Which configuration
 
+EMPTY :=
+COMMA := ,
 DEVICES    := cpu emu cuda
 PRECISIONS := fp32 tf32 bf16 fp16 fp8-delayed fp8-current fp8-row fp8-block mxfp8 nvfp4
 MASTERS    := fp32 kahan stochastic nearest
@@ -74,9 +78,13 @@ endif
 $(call one_of,OPENMP,$(OPENMP),auto 1 0)
 $(call one_of,PCRE2,$(PCRE2),auto 1 0)
 $(call one_of,NCCL,$(NCCL),auto 1 0)
+$(call one_of,MPI,$(MPI),auto 1 0)
+ifeq ($(MPI)-$(DEVICE),1-cpu)
+$(error MPI=1 starts ranks, and DEVICE=cpu has one: it goes with DEVICE=cuda or emu)
+endif
 $(call one_of,SANITIZE,$(SANITIZE),0 1)
 
-NAME := $(DEVICE)-$(PRECISION)$(if $(filter-out fp32,$(MASTER)),-$(MASTER))$(if $(filter-out fp32,$(MOMENTS)),-m$(MOMENTS))$(if $(filter 1,$(SANITIZE)),-sanitize)
+NAME := $(DEVICE)-$(PRECISION)$(if $(filter-out fp32,$(MASTER)),-$(MASTER))$(if $(filter-out fp32,$(MOMENTS)),-m$(MOMENTS))$(if $(filter 1,$(SANITIZE)),-sanitize)$(if $(filter 1,$(MPI)),-mpi)
 B    := build/$(NAME)
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -158,6 +166,28 @@ endif
 endif
 endif
 
+# MPI, as one more way to start several ranks: mpirun, srun and torchrun are understood without. Its compiler says what
+# to compile and link with; nvcc wants options for the linker under another name.
+MPI_FLAGS :=
+MPI_LIBS  :=
+HAVE_MPI  :=
+ifneq ($(filter-out 0,$(MPI))$(filter test,$(GOALS)),)
+MPI_WORDS := $(shell $(MPICC) -show 2>/dev/null)
+MPI_PATHS := $(filter -I%,$(MPI_WORDS))
+MPI_LINKS := $(filter -L% -l% -Wl%,$(MPI_WORDS))
+HAVE_MPI  := $(if $(MPI_WORDS),$(shell printf '\043include <mpi.h>\nint main() { return MPI_Init(0, 0); }\n' | $(CXX) -DOMPI_SKIP_MPICXX -x c++ - $(MPI_PATHS) $(MPI_LINKS) -o /dev/null 2>/dev/null && echo yes))
+ifneq ($(MPI),0)
+ifeq ($(HAVE_MPI),yes)
+MPI_FLAGS := -DHAVE_MPI $(MPI_PATHS)
+MPI_LIBS  := $(if $(filter cuda,$(DEVICE)),$(patsubst -Wl%,-Xlinker=%,$(subst -Wl$(COMMA),-Wl,$(MPI_LINKS))),$(MPI_LINKS))
+else ifeq ($(MPI),1)
+$(error MPI=1, but a program with mpi.h does not build with what '$(MPICC) -show' says (Debian, Ubuntu: apt-get install libopenmpi-dev))
+else
+$(info no MPI: several ranks by environment alone, which mpirun, srun and torchrun set, too (apt-get install libopenmpi-dev))
+endif
+endif
+endif
+
 # GCC sees uninitialised values in kernels whose loops are unrolled as one.
 EMU_QUIET := $(if $(shell printf 'int main() { return 0; }\n' | $(CXX) -Werror -Wmaybe-uninitialized -x c++ - -o /dev/null 2>/dev/null && echo yes),-Wno-maybe-uninitialized)
 
@@ -198,7 +228,7 @@ endif
 %/flags: FORCE
 	@mkdir -p $(@D)
 	@[ "$$(cat $@ 2>/dev/null)" = "$$BUILD_STAMP" ] || printf '%s\n' "$$BUILD_STAMP" > $@
-$(B)/flags: export BUILD_STAMP := $(COMPILER) $(CXX) $(ALL_FLAGS) $(ALL_LIBS) $(if $(filter cuda,$(DEVICE)),$(NVCC) $(CUDA_ARCH) $(NCCL_FLAGS))
+$(B)/flags: export BUILD_STAMP := $(COMPILER) $(CXX) $(ALL_FLAGS) $(ALL_LIBS) $(if $(filter cuda,$(DEVICE)),$(NVCC) $(CUDA_ARCH) $(NCCL_FLAGS)) $(MPI_FLAGS)
 
 # ---------------------------------------------------------------------------------------------------------------
 # Programs: one translation unit each, straight to a binary; -MMD writes what it included beside it.
@@ -266,20 +296,18 @@ build/emulated/flags: export BUILD_STAMP := $(COMPILER) $(CXX) $(call emu_flags,
 
 # The trainer for this device, and its test. With nvcc: SASS for each CUDA_ARCH (say "90a", or "80 90a"), PTX of the
 # first; without CUDA_ARCH for the GPU that is here, or for the list below. Never --use_fast_math.
-EMPTY :=
-COMMA := ,
 CUDA_ARCHS     := 80 89 90a 100a 120a
 NVCC_ARCH      := $(or $(CUDA_ARCH),$(if $(HAVE_GPU),,$(CUDA_ARCHS)))
 NVCC_TARGETS   := $(if $(NVCC_ARCH),$(foreach arch,$(NVCC_ARCH),-gencode arch=compute_$(arch),code=sm_$(arch)) \
                     -gencode arch=compute_$(firstword $(NVCC_ARCH))$(COMMA)code=compute_$(firstword $(NVCC_ARCH)),-arch=native)
 NVCC_HOST       = $(subst $(EMPTY) ,$(COMMA),$(strip $(filter-out -std=% -I% -D% -Wextra -Wall -Werror,$(ALL_FLAGS))))
-NVCC_FLAGS      = -std=c++17 -O3 -I. $(filter -D%,$(ALL_FLAGS)) $(NCCL_FLAGS) -Werror all-warnings --diag-suppress 1675 -Xcompiler=$(NVCC_HOST) -ccbin $(CXX) \
+NVCC_FLAGS      = -std=c++17 -O3 -I. $(filter -D%,$(ALL_FLAGS)) $(NCCL_FLAGS) $(MPI_FLAGS) -Werror all-warnings --diag-suppress 1675 -Xcompiler=$(NVCC_HOST) -ccbin $(CXX) \
                   $(NVCC_TARGETS)
-BUILD_CUDA      = $(NVCC) $(NVCC_FLAGS) -MMD -MP -MF $@.d -MT $@ -o $@ $< $(LDFLAGS) -lcublasLt $(NCCL_LIBS) $(PCRE2_LIBS)
+BUILD_CUDA      = $(NVCC) $(NVCC_FLAGS) -MMD -MP -MF $@.d -MT $@ -o $@ $< $(LDFLAGS) -lcublasLt $(NCCL_LIBS) $(MPI_LIBS) $(PCRE2_LIBS)
 GPU_PROGRAMS   := $(addprefix $(B)/,$(basename $(wildcard *_gpt.cu)))
 ifeq ($(DEVICE),emu)
 $(GPU_PROGRAMS): $(B)/%: %.cu $(EMU_OBJECTS) $(B)/flags
-	$(call build_emu,$(ALL_FLAGS),$(EMU_OBJECTS))
+	$(call build_emu,$(ALL_FLAGS) $(MPI_FLAGS),$(EMU_OBJECTS) $(MPI_LIBS))
 else ifeq ($(DEVICE),cuda)
 $(GPU_PROGRAMS): $(B)/%: %.cu $(B)/flags
 	$(BUILD_CUDA)
@@ -360,6 +388,14 @@ ifneq ($(and $(HAVE_CXX),$(filter 0,$(SANITIZE))),)
 SCHEDULED += $(RANKED:%=build/emulated/train_gpt_%)
 endif
 
+# test_mpi.sh runs a build with MPI, which is this Makefile's own.
+MPI_PROGRAM := build/emu-fp32-mpi/train_gpt
+ifneq ($(and $(HAVE_CXX),$(HAVE_MPI),$(filter cpu,$(DEVICE)),$(filter %test_mpi.sh,$(RUN_SHELL)),$(filter 0,$(SANITIZE))),)
+SCHEDULED += build/emulated/train_gpt_fp32 $(MPI_PROGRAM)
+$(MPI_PROGRAM): FORCE | $(call emu_objects,)
+	@$(MAKE) --no-print-directory DEVICE=emu PRECISION=fp32 MASTER=fp32 MOMENTS=fp32 MPI=1 CFLAGS="-O1 $(NATIVE)" TESTS= $@
+endif
+
 gpu-precisions:
 	@echo $(PRECISIONS)
 
@@ -435,7 +471,8 @@ Variables (now)
   CUDA_HOME=$(CUDA_HOME) NVCC=$(NVCC)   for DEVICE=cuda; CUDA_ARCH="90a": targets (default: the GPU that is
                     here, else $(CUDA_ARCHS), with PTX)
   CFLAGS=...        replaces -O3 -march=native; what the numbers rely on is added to it
-  OPENMP=$(OPENMP) PCRE2=$(PCRE2) NCCL=$(NCCL)   auto: use if found; 1: stop if missing; 0: do without
+  OPENMP=$(OPENMP) PCRE2=$(PCRE2) NCCL=$(NCCL) MPI=$(MPI)   auto: use if found; 1: stop if missing; 0: do without. MPI=1 builds into a
+                    folder of its own; MPICC=$(MPICC) says how
   SANITIZE=$(SANITIZE)        1: address and undefined-behaviour sanitizers, in a build folder of their own
   TESTS="a b"       run only dev/test/test_a.* and test_b.*
   RUN_OUT=FOLDER    output of make run (default: the first log/run_N that is free);  RUN_OPTIONS="..." its options

@@ -1,11 +1,19 @@
 // launcher.h: which rank of how many this process is, from what its launcher put into the environment: torchrun (and
-// scripts/launch.sh), Open MPI's or MPICH's mpirun, Slurm's srun. No library of theirs is needed.
+// scripts/launch.sh), Open MPI's or MPICH's mpirun, Slurm's srun. No library of theirs is needed; a build with MPI
+// (HAVE_MPI) asks it instead of its launcher's variables, and ranks on several machines need no MASTER_ADDR then.
 //
 //     Launch launch = launch_detect();     // launch.ranks is 1 where nothing started several
+//     launch_leave();                      // at the end, where all ranks ended well
 #ifndef LLMC_LAUNCHER_H
 #define LLMC_LAUNCHER_H
 
 #include "utils.h"
+
+#ifdef HAVE_MPI
+#define OMPI_SKIP_MPICXX 1  // the C interface alone
+#define MPICH_SKIP_MPICXX 1
+#include <mpi.h>
+#endif
 
 typedef struct {
     size_t rank, ranks;
@@ -53,6 +61,45 @@ static inline void launch_meeting_point(Launch *launch, int slurm, long long loc
     else snprintf(launch->port, sizeof launch->port, "%lld", 10000 + number % 20000);
 }
 
+#ifdef HAVE_MPI
+// Asks MPI for rank, ranks and where rank 0 is. `told`: the ranks that the launcher's variable `name` speaks of, or 1. 0
+// where no launcher of MPI's started this process: to start MPI then takes time and gives nothing.
+static inline int launch_by_mpi(Launch *launch, const char *name, long long told) {
+    int rank = 0, ranks = 1, port = (int)(10000 + getpid() % 20000);
+    if (told < 2 && !getenv("PMIX_RANK") && !getenv("PMI_RANK") && !getenv("PMI_FD")) return 0;
+    if (MPI_Init(NULL, NULL) != MPI_SUCCESS) die("MPI_Init failed");
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+    launch->launcher = "MPI";
+    launch->rank = (size_t)rank;
+    launch->ranks = (size_t)ranks;
+    if (ranks < told)
+        snprintf(launch->problem, sizeof launch->problem,
+                 "%s says %lld ranks, but this program's MPI sees %d\n"
+                 "why: it was built with another MPI than the one that started it\n"
+                 "try: that one's mpirun (srun: --mpi=pmix or pmi2), or a build that goes by the variables (make MPI=0)",
+                 name, told, ranks);
+    memcpy(launch->address, launch->host, sizeof launch->host);
+    MPI_Bcast(launch->address, (int)sizeof launch->address, MPI_CHAR, 0, MPI_COMM_WORLD);
+    MPI_Bcast(&port, 1, MPI_INT, 0, MPI_COMM_WORLD);
+    snprintf(launch->port, sizeof launch->port, "%d", port);
+    return 1;
+}
+
+static inline void launch_leave(void) {
+    int begun = 0, ended = 0;
+    MPI_Initialized(&begun);
+    MPI_Finalized(&ended);
+    if (begun && !ended) MPI_Finalize();
+}
+#else
+static inline int launch_by_mpi(Launch *launch, const char *name, long long told) {
+    (void)launch, (void)name, (void)told;
+    return 0;
+}
+static inline void launch_leave(void) {}
+#endif
+
 static inline Launch launch_detect(void) {
     static const LaunchVariables table[] = {
         {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"},
@@ -68,6 +115,7 @@ static inline Launch launch_detect(void) {
         long long ranks = launch_number(table[i].ranks), rank = launch_number(table[i].rank);
         if (ranks < 2) continue;
         launch.launcher = table[i].name;
+        if (i > 0 && launch_by_mpi(&launch, table[i].ranks, ranks)) return launch;
         if (rank < 0 || rank >= ranks) {
             const char *text = getenv(table[i].rank);
             snprintf(launch.problem, sizeof launch.problem,
@@ -81,6 +129,7 @@ static inline Launch launch_detect(void) {
         launch_meeting_point(&launch, i == 3, launch_number(table[i].local_ranks));
         return launch;
     }
+    if (launch_by_mpi(&launch, NULL, 1) && launch.ranks > 1) return launch;
     if (launch_number("SLURM_NTASKS") > 1 && launch_number("SLURM_STEP_NUM_TASKS") < 0)
         snprintf(launch.problem, sizeof launch.problem,
                  "SLURM_NTASKS says %lld tasks, but this process was started as one\nwhy: only srun starts tasks\n"

@@ -458,6 +458,7 @@ static inline int trainer_main(int argc, char **argv) {
     setup(t, argc, argv);
     if (t->options.dry_run) {
         if (fflush(stdout) != 0 || ferror(stdout)) die("cannot write the plan to standard output");
+        launch_leave();
         return 0;
     }
     install_signals();
@@ -474,6 +475,7 @@ static inline int trainer_main(int argc, char **argv) {
     print_outputs(t);
     if (keeps_files(t)) run_log_close(&t->log);
     ranks_leave();
+    launch_leave();
     finish(t);
     return interrupted(t) ? EXIT_INTERRUPTED : 0;
 }

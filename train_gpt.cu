@@ -502,7 +502,7 @@ static void model_weights_changed(Model *model) {
             adamw_refresh(tensors[k].working, (const float *)tensors[k].weight, tensors[k].n, model->stream);
         shards_publish(shards, i, (weight_t *)model->weights_arena.base, model->stream);
     }
-    shards_wait(shards->published, model->stream);
+    shards_await_all(shards, model->stream);
 }
 
 // `elems` floats to element `first` of the authoritative weights, in their format.
@@ -597,6 +597,7 @@ static void layer_forward(Model *model, size_t l, const act_t *inp) {
     gelu_forward(fch_gelu, fch, N * 4 * C, stream);
     linear_forward(linear, linear_at(model, l, LINEAR_FCPROJ), acts->branch, fch_gelu, N);
     if (l + 1 < L) {
+        shards_await_layer(&model->shards, l + 1, stream);
         size_t next_ln = model->shape.recompute < 2 ? l + 1 : 0;
         fused_residual_layernorm_forward(
             residual3, at_layer(acts->ln1, next_ln, S * C), at_layer(acts->ln1_mean, l + 1, S),
@@ -660,8 +661,11 @@ static void model_forward(Model *model, const int32_t *inputs, const int32_t *ta
     model->B = B;
     model->T = T;
     upload_batch(model, inputs, targets, dloss != 0.0f);
+    if (model->recipe.scaling != SCALING_NONE) shards_await_all(&model->shards, stream);  // all are cast at once
     linear_begin_pass(&model->linear, model->linears);
+    shards_await_embeddings(&model->shards, stream);
     embedding_forward(acts->encoded, model->work.tokens, w->wte, w->wpe, B, T, C, stream);
+    shards_await_layer(&model->shards, 0, stream);
     layernorm_forward(acts->ln1, acts->ln1_mean, acts->ln1_rstd, acts->encoded, w->ln1w, w->ln1b, B * T, C, stream);
     for (size_t l = 0; l < model->config.L; l++)
         layer_forward(model, l, l == 0 ? acts->encoded : at_layer(acts->residual3, l - 1, S * C));
@@ -824,7 +828,7 @@ static double model_grad_norm(Model *model, int *nonfinite) {
     return norm;
 }
 
-// A bucket goes to the other ranks while the next one is updated.
+// A bucket goes to the other ranks while the next one is updated, and on while the next forward pass begins.
 static void model_update_shards(Model *model, const AdamWHyper *hyper) {
     Shards *shards = &model->shards;
     for (size_t i = shards->plan.count; i-- > 0;) {
@@ -833,7 +837,6 @@ static void model_update_shards(Model *model, const AdamWHyper *hyper) {
         adamw_update_tensors(tensors, count, hyper, BUILD_MASTER_RULE, BUILD_MOMENTS_RULE, model->stream);
         shards_publish(shards, i, (weight_t *)model->weights_arena.base, model->stream);
     }
-    shards_wait(shards->published, model->stream);
 }
 
 // One AdamW step with the accumulated gradients times hyper->grad_scale.
@@ -908,8 +911,10 @@ static void model_begin_step(Model *model, uint64_t step) { model->linear.step =
 // Ends a step, whether its update was applied or skipped.
 static void model_end_step(Model *model) {
     // Delayed scales follow the largest values of all ranks; what is older, and the scales, they have in common.
-    if (shards_several(&model->shards) && model->linear.delayed)
+    if (shards_several(&model->shards) && model->linear.delayed) {
+        shards_await_all(&model->shards, model->stream);  // NCCL's calls are one after the other
         ranks_max(model->linear.delayed, linear_delayed_elems(&model->recipe, model->config.L), model->stream);
+    }
     linear_end_step(&model->linear);
 }
 
@@ -926,6 +931,7 @@ static void model_logits(Model *model, int32_t token, size_t pos, float *logits)
     float *mean = model->work.token_stats, *rstd = mean + 1;
     act_t *x = model->work.token, *norm = x + C, *branch = x + 2 * C, *att = x + 3 * C;
     act_t *qkv = x + 4 * C, *fch = x + 7 * C, *fch_gelu = x + 11 * C, *out = x + DECODE_SLOTS * C;
+    shards_await_all(&model->shards, stream);
     CUDA_CHECK(cudaEventSynchronize(model->host.uploaded));
     model->host.tokens[0] = token;
     CUDA_CHECK(cudaMemcpyAsync(model->work.tokens, model->host.tokens, sizeof token, cudaMemcpyHostToDevice, stream));

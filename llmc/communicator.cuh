@@ -97,6 +97,7 @@ static inline void ranks_join(const Launch *launch, double timeout, uint64_t fin
 static inline void ranks_leave(void) {
     Ranks *r = all_ranks();
     if (r->ranks == 1) return;
+    CUDA_CHECK(cudaStreamSynchronize(r->stream));  // the last step's weights may be on their way
     communicator_watch(NULL);
     communicator_stop();
     CUDA_CHECK(cudaFree(r->device));

@@ -60,11 +60,12 @@ static ShardBlock checkpoint_shard_block(const Model *model, const CheckpointTen
 // Shards become a whole by a sum: each element's bits are one rank's, and zero on all others.
 static void checkpoint_read_device(void *context, const CheckpointTensor *tensor, size_t row, size_t rows, size_t col,
                                    size_t cols, void *host) {
-    const Model *model = (const Model *)context;
+    Model *model = (Model *)context;
     Ranks *r = all_ranks();
     size_t size = safetensors_dtype_bytes(tensor->dtype), bytes = rows * cols * size;
     void *shard = checkpoint_shard(model, tensor), *whole = model->work.block;
     communicator_moved();
+    shards_await_all(&model->shards, model->stream);
     if (!shard && host) checkpoint_copy(model, tensor, row, rows, col, cols, host, 1);
     if (!shard) return;
     const ShardBlock block = checkpoint_shard_block(model, tensor, row, rows, col, cols);
@@ -120,6 +121,7 @@ static void model_check_replicas(Model *model) {
                    linear_delayed_elems(&model->recipe, model->config.L) * sizeof(float), 1}};
     Ranks *r = all_ranks();
     uint64_t *all = (uint64_t *)checked_calloc(r->ranks, sizeof *all, "ranks");
+    shards_await_all(&model->shards, model->stream);
     for (size_t i = 0; i < 4 && r->ranks > 1; i++) {
         if (!kinds[i].data || (!kinds[i].everywhere && shards_optimizer(&model->shards))) continue;
         void *copy = bytes_from_device(model, kinds[i].data, kinds[i].bytes);

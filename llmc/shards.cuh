@@ -27,7 +27,9 @@ typedef struct {
     Bucket *sources;   // with --zero 2: the buckets as they lie there; else `buckets`
     int accumulate;    // 1: this rank's shards of earlier micro-batches' gradients are added to
     int reduce_next;   // the next backward pass completes the gradients
-    cudaEvent_t ready, packed, backward_done, reduced, published;
+    cudaEvent_t ready, packed, backward_done, reduced;
+    cudaEvent_t *arrived;  // each bucket of the new weights
+    size_t unseen;         // of the buckets from 0 on, how many no stream has waited for yet
 } Shards;
 
 static inline int shards_several(const Shards *s) { return s->parallel.ranks > 1; }
@@ -68,7 +70,8 @@ static inline void shards_create(Shards *s, const ParameterInfo *gradient_table)
     CUDA_CHECK(cudaEventCreateWithFlags(&s->ready, cudaEventDisableTiming));
     CUDA_CHECK(cudaEventCreate(&s->backward_done));
     CUDA_CHECK(cudaEventCreate(&s->reduced));
-    CUDA_CHECK(cudaEventCreateWithFlags(&s->published, cudaEventDisableTiming));
+    s->arrived = (cudaEvent_t *)checked_calloc(s->plan.count, sizeof *s->arrived, "buckets");
+    for (size_t i = 0; i < s->plan.count; i++) CUDA_CHECK(cudaEventCreateWithFlags(&s->arrived[i], cudaEventDisableTiming));
 }
 
 static inline void shards_destroy(Shards *s) {
@@ -79,7 +82,8 @@ static inline void shards_destroy(Shards *s) {
     CUDA_CHECK(cudaEventDestroy(s->ready));
     CUDA_CHECK(cudaEventDestroy(s->backward_done));
     CUDA_CHECK(cudaEventDestroy(s->reduced));
-    CUDA_CHECK(cudaEventDestroy(s->published));
+    for (size_t i = 0; i < s->plan.count; i++) CUDA_CHECK(cudaEventDestroy(s->arrived[i]));
+    free(s->arrived);
 }
 
 // What the ranks' stream is given from here on comes after all that `stream` has been given.
@@ -184,7 +188,7 @@ static inline double shards_sum_norms(double own, int *nonfinite) {
 // Weights
 
 // Bucket `index` of the working weights is new in this rank's shard of it once `stream` comes here: it goes to all
-// ranks. They have it when shards_wait() has passed.
+// ranks, the last bucket first, as the next forward pass needs them. They have it when shards_await() has passed.
 template <typename W>
 static inline void shards_publish(Shards *s, size_t index, W *weights, cudaStream_t stream) {
     const Bucket *bucket = &s->buckets[index];
@@ -195,7 +199,24 @@ static inline void shards_publish(Shards *s, size_t index, W *weights, cudaStrea
     bucket_pack(staging, weights, bucket, begin, end, r->stream);
     NCCL_CHECK(ncclAllGather(staging + begin, staging, elems * sizeof(W), ncclUint8, r->nccl, r->stream));
     bucket_unpack(weights, staging, bucket, begin, end, r->stream);
+    CUDA_CHECK(cudaEventRecord(s->arrived[index], r->stream));
+    s->unseen = max_size(s->unseen, index + 1);
 }
+
+// The weights of bucket `index` and of all that were published before it are there once `stream`, the one that computes,
+// comes here.
+static inline void shards_await(Shards *s, size_t index, cudaStream_t stream) {
+    if (index >= s->unseen) return;
+    CUDA_CHECK(cudaStreamWaitEvent(stream, s->arrived[index], 0));
+    s->unseen = index;
+}
+
+// Those of the embeddings; of layer l, and of the final layernorm with the last; all.
+static inline void shards_await_embeddings(Shards *s, cudaStream_t stream) { shards_await(s, s->plan.layer_buckets, stream); }
+static inline void shards_await_layer(Shards *s, size_t l, cudaStream_t stream) {
+    if (s->unseen) shards_await(s, (s->plan.L - 1 - l) / s->plan.layers_each, stream);
+}
+static inline void shards_await_all(Shards *s, cudaStream_t stream) { shards_await(s, 0, stream); }
 
 // Rows of a tensor, or a part of each: `rows` runs of `cols` elements, `pitch` elements apart in the arena, from element
 // `first` of it on.

@@ -337,7 +337,7 @@ static void walk_step(Run *run) {
     linear_begin_step(&model->linear);
     model_zero_grad(model);
     for (size_t b = 0; b < run->B; b += run->micro) {
-        linear_begin_pass(&model->linear, model->linears);
+        linear_begin_pass(&model->linear);
         model->plan = embedding_plan_make(plan.data(), counts.data(), &run->tokens[b * run->T], N, run->config.V);
         embedding_forward(acts->encoded, model->work.tokens, w->wte, w->wpe, model->B, model->T, C, 0);
         layernorm_forward(acts->ln1, acts->ln1_mean, acts->ln1_rstd, acts->encoded, w->ln1w, w->ln1b, N, C, 0);

@@ -577,7 +577,7 @@ static void classifier_forward_backward(Model *model, float dloss) {
 static void layer_forward(Model *model, size_t l, const act_t *inp) {
     DeviceRange range("layer forward", l);
     const DeviceParameters<weight_t> *w = &model->weights;
-    const LinearContext *linear = &model->linear;
+    LinearContext *linear = &model->linear;
     DeviceActivations *acts = &model->acts;
     cudaStream_t stream = model->stream;
     size_t B = model->B, T = model->T, N = B * T, C = model->config.C, NH = model->config.NH, L = model->config.L;
@@ -588,6 +588,7 @@ static void layer_forward(Model *model, size_t l, const act_t *inp) {
     act_t *ln2 = at_layer(acts->ln2, l_ln, S * C), *fch = at_layer(acts->fch, l, S * 4 * C);
     act_t *fch_gelu = at_layer(acts->fch_gelu, l_gelu, S * 4 * C), *residual3 = at_layer(acts->residual3, l, S * C);
 
+    linear_begin_layer(linear, model->linears, l);
     linear_forward(linear, linear_at(model, l, LINEAR_QKV), qkv, ln1, N);
     attention_forward(att, at_layer(acts->lse, l, S * NH), qkv, B, T, C, NH, model->work.floats, stream);
     linear_forward(linear, linear_at(model, l, LINEAR_ATTPROJ), acts->branch, att, N);
@@ -661,8 +662,7 @@ static void model_forward(Model *model, const int32_t *inputs, const int32_t *ta
     model->B = B;
     model->T = T;
     upload_batch(model, inputs, targets, dloss != 0.0f);
-    if (model->recipe.scaling != SCALING_NONE) shards_await_all(&model->shards, stream);  // all are cast at once
-    linear_begin_pass(&model->linear, model->linears);
+    linear_begin_pass(&model->linear);
     shards_await_embeddings(&model->shards, stream);
     embedding_forward(acts->encoded, model->work.tokens, w->wte, w->wpe, B, T, C, stream);
     shards_await_layer(&model->shards, 0, stream);
@@ -812,6 +812,9 @@ static double model_grad_norm(Model *model, int *nonfinite) {
     Workspace *work = &model->work;
     HostSide *host = &model->host;
     cudaStream_t stream = model->stream;
+    // Delayed scales follow the largest values of all ranks; what is older, and the scales, they have in common.
+    if (shards_several(&model->shards) && model->linear.delayed)
+        ranks_max(model->linear.delayed, linear_delayed_elems(&model->recipe, model->config.L), stream);
     device_clear(work->norm, sizeof(double), stream);
     device_clear(work->nonfinite, sizeof(int), stream);
     linear_check_finite(&model->linear, work->nonfinite);
@@ -910,11 +913,6 @@ static void model_begin_step(Model *model, uint64_t step) { model->linear.step =
 
 // Ends a step, whether its update was applied or skipped.
 static void model_end_step(Model *model) {
-    // Delayed scales follow the largest values of all ranks; what is older, and the scales, they have in common.
-    if (shards_several(&model->shards) && model->linear.delayed) {
-        shards_await_all(&model->shards, model->stream);  // NCCL's calls are one after the other
-        ranks_max(model->linear.delayed, linear_delayed_elems(&model->recipe, model->config.L), model->stream);
-    }
     linear_end_step(&model->linear);
 }
 

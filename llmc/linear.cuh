@@ -54,6 +54,7 @@ typedef struct {
     int *missing;                // delayed: how many scales are missing, on the device and on the host
     int *host_missing;
     uint64_t weights_version, cast_version;  // of the weights, and of those that were cast
+    int casting;                             // this forward pass casts them
     uint32_t step, micro_step, layers;       // as in linear.h
     int training;
     void (*observe)(void *context, const Linear *l, QuantRole role, QuantGemm gemm, const QuantSpec *spec,
@@ -333,20 +334,25 @@ static inline void linear_clear_words(const LinearContext *ctx, LinearWord first
                  ctx->stream);
 }
 
-// Before each forward pass: room for its maxima, and the weights cast again if they, or their scales, have changed.
-static inline void linear_begin_pass(LinearContext *ctx, DeviceLinear *linears) {
+// Before each forward pass: room for its maxima, and for those of the weights where they, or their scales, have changed.
+static inline void linear_begin_pass(LinearContext *ctx) {
     if (ctx->recipe->scaling == SCALING_NONE) return;
     linear_clear_words(ctx, WORD_X_AMAX, WORD_W_AMAX);
-    if (ctx->cast_version == ctx->weights_version) return;
-    linear_clear_words(ctx, WORD_W_AMAX, WORD_X_NONFINITE);
-    for (uint32_t i = 0; i < ctx->layers; i++) {
+    ctx->casting = ctx->cast_version != ctx->weights_version;
+    ctx->cast_version = ctx->weights_version;
+    if (ctx->casting) linear_clear_words(ctx, WORD_W_AMAX, WORD_X_NONFINITE);
+}
+
+// In a forward pass, before the linear layers of layer `layer`: their weights are cast again where they have changed.
+static inline void linear_begin_layer(LinearContext *ctx, DeviceLinear *linears, size_t layer) {
+    if (ctx->recipe->scaling == SCALING_NONE || !ctx->casting) return;
+    for (size_t i = layer * LINEAR_KINDS; i < (layer + 1) * LINEAR_KINDS; i++) {
         const Linear *l = &linears[i].layer;
         if (l->high) continue;
         QuantCast casts[2] = {{linear_spec_now(ctx, l, QUANT_W, GEMM_FPROP), &linears[i].w_fprop},
                               {linear_spec_now(ctx, l, QUANT_W, GEMM_DGRAD), &linears[i].w_dgrad}};
         linear_cast(ctx, l, QUANT_W, casts, 2, linears[i].weight, l->OC, l->C, 0);
     }
-    ctx->cast_version = ctx->weights_version;
 }
 
 // Before each step.

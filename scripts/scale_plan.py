@@ -139,13 +139,12 @@ def ring_seconds(elems, element_bytes, ranks):
     return latency + (ranks - 1) / ranks * elems * element_bytes / (NVLINK if nodes == 1 else NETWORK)
 
 
-def communication(model, ranks, zero, micro_batches, backward, precision, reduce_bytes=4):
+def communication(model, ranks, zero, micro_batches, backward, reduce_bytes=4):
     """(seconds on the wire, exposed seconds, MiB a bucket) of a step whose last backward pass takes `backward` seconds.
     Exposed are the last bucket of layers and the tied embedding, which are complete only at the end, what does not fit
-    beside the backward pass, and the slower computing meanwhile. Of ZeRO's gather of the weights, which go on while the
-    next forward pass, half as long, begins: the embeddings and the first bucket of layers, and what does not fit; in FP8
-    all, since weights are cast before the pass. ZeRO 0 sends the sums back bucket by bucket; ZeRO 2 reduces in every
-    micro-batch."""
+    beside the backward pass, and the slower computing meanwhile. Of ZeRO's gather of the weights, which goes on while the
+    next forward pass, half as long, begins: the embeddings and the first bucket of layers, and what does not fit. ZeRO 0
+    sends the sums back bucket by bucket; ZeRO 2 reduces in every micro-batch."""
     if ranks == 1:
         return 0.0, 0.0, 0
     L, C, _, T, _ = MODELS[model]
@@ -157,7 +156,7 @@ def communication(model, ranks, zero, micro_batches, backward, precision, reduce
         early, last = sum(times[:of_layers - 1]), sum(times[of_layers - 1:])
         gathers = [0.0 if zero == 0 else ring_seconds(n, 2, ranks) for n in sizes]
         gather, forward = sum(gathers), backward / 2
-        late = 0.0 if precision == "fp8" else sum(gathers[:of_layers - 1])  # needed after the first bucket
+        late = sum(gathers[:of_layers - 1])  # needed after the first bucket
         exposed = rounds * (max(early - backward, 0) + last + CONTENTION * min(early, backward))
         exposed += gather - late + max(late - forward, 0) + CONTENTION * min(late, forward)
         if best is None or exposed < 0.98 * best[1]:  # smaller buckets unless larger ones gain
@@ -185,8 +184,7 @@ def plan(model, ranks, precision="bf16"):
                     compute *= 1 + 0.04 * math.log2(16384 / (B * T))
                 if recompute:
                     compute *= 1.04
-                wire, exposed, bucket = communication(model, ranks, zero, micro_batches, compute / micro_batches * 2 / 3,
-                                                      precision)
+                wire, exposed, bucket = communication(model, ranks, zero, micro_batches, compute / micro_batches * 2 / 3)
                 state = sum(state_bytes(L, C, T, precision, ranks, zero, bucket_mib=bucket).values())
                 activations = activation_bytes(L, C, NH, B, T, precision, recompute)
                 if state + activations + RESERVED > GPU_BYTES:

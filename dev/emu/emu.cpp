@@ -1,4 +1,4 @@
-// emu.cpp: the emulator's runtime: fibers, the scheduler of a block, collectives, tensor core twins, memory, device.
+// emu.cpp: how kernels run: fibers, the scheduler of a block, collectives, tensor core twins.
 //
 // One OS thread (an OpenMP thread) runs one block at a time. The block's threads are fibers on stacks of their own, but
 // a thread that never waits never costs a switch: it runs to its end on a stack that the next thread then takes over.
@@ -7,17 +7,16 @@
 
 #include <cxxabi.h>
 #include <elf.h>
+#include <fcntl.h>
 #include <link.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <sys/mman.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <atomic>
-#include <map>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -37,6 +36,9 @@
 #endif
 #ifdef EMU_ASAN
 #include <sanitizer/common_interface_defs.h>
+#define DEFAULT_STACK_KB 512
+#else
+#define DEFAULT_STACK_KB 96
 #endif
 
 // Initial values other than zero keep these out of .tbss, which holds the kernels' static shared memory (below).
@@ -122,7 +124,7 @@ enum Waiting { RUNS, AT_BARRIER, IN_WARP, RETURNED };
 struct PendingCopy {
     char *to;
     const char *from;
-    int size, bytes;
+    int bytes;
     unsigned group;
 };
 
@@ -145,11 +147,8 @@ struct Worker {
     unsigned current;
     uint32_t ready[MAX_WARPS], in_warp[MAX_WARPS], alive[MAX_WARPS];  // a bit per lane
     uint32_t ready_warps;                                             // a bit per warp with a ready lane
-    unsigned barrier_arrived, barrier_true;
-    BarrierResult barrier_kind;
-    int barrier_result;
-    unsigned barrier_first;  // the thread that came first
-    uint64_t random;         // 0: natural order
+    unsigned barrier_arrived, barrier_first;                          // how many came, and who was first
+    uint64_t random;                                                  // 0: natural order
     Fiber main;
     std::vector<Fiber *> idle;
     void *shared;
@@ -171,14 +170,15 @@ __thread Local local = {nullptr, 1};
 
 [[noreturn]] static void report(unsigned thread, const char *text);
 
-static size_t environment_number(const char *name, size_t otherwise) {
-    const char *text = getenv(name);
-    return text && *text ? (size_t)strtoull(text, nullptr, 10) : otherwise;
-}
-
 static void mark_ready(Worker *w, unsigned warp, uint32_t lanes) {
     w->ready[warp] |= lanes;
     w->ready_warps |= 1u << warp;
+}
+
+static void take_ready(Worker *w, unsigned thread) {
+    unsigned warp = thread / 32;
+    w->ready[warp] &= ~(1u << thread % 32);
+    if (!w->ready[warp]) w->ready_warps &= ~(1u << warp);
 }
 
 static uint64_t next_random(uint64_t *state) {  // xorshift64*
@@ -204,10 +204,9 @@ static int pick(Worker *w) {
         uint32_t above = w->ready_warps & ~(0xffffffffu >> (31 - warp));
         warp = (unsigned)__builtin_ctz(above ? above : w->ready_warps);
     }
-    int lane = w->random ? random_bit(&w->random, w->ready[warp]) : __builtin_ctz(w->ready[warp]);
-    w->ready[warp] &= ~(1u << lane);
-    if (!w->ready[warp]) w->ready_warps &= ~(1u << warp);
-    return (int)(warp * 32) + lane;
+    unsigned lane = (unsigned)(w->random ? random_bit(&w->random, w->ready[warp]) : __builtin_ctz(w->ready[warp]));
+    take_ready(w, warp * 32 + lane);
+    return (int)(warp * 32 + lane);
 }
 
 static void set_current(Worker *w, int thread) {
@@ -223,14 +222,7 @@ static Fiber *take_fiber(Worker *w) {
         return fiber;
     }
     static std::atomic<unsigned> made(0);
-    static const size_t bytes = environment_number("EMU_STACK_KB",
-#ifdef EMU_ASAN
-                                                   512
-#else
-                                                   96
-#endif
-                                                   ) *
-                                1024;
+    static const size_t bytes = environment_number("EMU_STACK_KB", DEFAULT_STACK_KB) * 1024;
     char *memory =
         (char *)mmap(nullptr, bytes + 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) kernel_error("out of memory for the stack of another thread (EMU_STACK_KB)");
@@ -306,11 +298,7 @@ void warp_collective(WarpOperation operation, uint32_t mask, void *data, Site si
 }
 
 static void release_barrier(Worker *w) {
-    unsigned n = w->barrier_true;
-    w->barrier_result = w->barrier_kind == BARRIER_COUNT ? (int)n
-                        : w->barrier_kind == BARRIER_AND ? n == w->barrier_arrived
-                                                         : n != 0;
-    w->barrier_arrived = w->barrier_true = 0;
+    w->barrier_arrived = 0;
     for (unsigned warp = 0; warp < w->warps; warp++) {
         for (uint32_t rest = w->alive[warp]; rest; rest &= rest - 1)
             w->thread[warp * 32 + (unsigned)__builtin_ctz(rest)].waiting = RUNS;
@@ -318,34 +306,27 @@ static void release_barrier(Worker *w) {
     }
 }
 
-int block_barrier(BarrierResult kind, int predicate, Site site) {
+void block_barrier(Site site) {
     Worker *w = local.worker;
     Thread *self = &w->thread[w->current];
     self->site = site;
     if (w->barrier_arrived == 0) {
         w->barrier_first = w->current;
-        w->barrier_kind = kind;
     } else {
         const Thread *first = &w->thread[w->barrier_first];
-        if (first->site.line != site.line || kind != w->barrier_kind ||
-            (first->site.file != site.file && strcmp(first->site.file, site.file)))
+        if (first->site.line != site.line || strcmp(first->site.file, site.file))
             kernel_error(
                 "comes to %s at %s:%d, while thread (%u,%u,%u) of its block waits in %s at %s:%d\n"
                 "why: all threads of a block that have not returned must come to the same barrier",
                 site.what, site.file, site.line, first->index.x, first->index.y, first->index.z, first->site.what,
                 first->site.file, first->site.line);
     }
-    w->barrier_arrived++;
-    w->barrier_true += predicate != 0;
-    if (w->barrier_arrived < w->live) {
+    if (++w->barrier_arrived < w->live) {
         suspend(w, AT_BARRIER);
     } else {
         release_barrier(w);
-        unsigned warp = w->current / 32;
-        w->ready[warp] &= ~(1u << w->current % 32);
-        if (!w->ready[warp]) w->ready_warps &= ~(1u << warp);
+        take_ready(w, w->current);
     }
-    return w->barrier_result;
 }
 
 // The running thread returned: others may have waited only for it.
@@ -403,20 +384,16 @@ static std::string symbol_name(const void *address) {
             return 1;
         },
         &base);
-    FILE *file = fopen("/proc/self/exe", "rb");
-    if (!file) return name;
-    fseek(file, 0, SEEK_END);
-    std::vector<char> image((size_t)ftell(file));
-    rewind(file);
-    size_t got = fread(image.data(), 1, image.size(), file);
-    fclose(file);
-    if (got != image.size() || got < sizeof(ElfW(Ehdr))) return name;
-    const ElfW(Ehdr) *header = (const ElfW(Ehdr) *)image.data();
-    const ElfW(Shdr) *sections = (const ElfW(Shdr) *)(image.data() + header->e_shoff);
+    int file = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
+    off_t bytes = lseek(file, 0, SEEK_END);
+    char *image = (char *)mmap(nullptr, (size_t)bytes, PROT_READ, MAP_PRIVATE, file, 0);
+    if (image == MAP_FAILED) return name;
+    const ElfW(Ehdr) *header = (const ElfW(Ehdr) *)image;
+    const ElfW(Shdr) *sections = (const ElfW(Shdr) *)(image + header->e_shoff);
     for (int s = 0; s < header->e_shnum; s++) {
         if (sections[s].sh_type != SHT_SYMTAB) continue;
-        const ElfW(Sym) *symbols = (const ElfW(Sym) *)(image.data() + sections[s].sh_offset);
-        const char *strings = image.data() + sections[sections[s].sh_link].sh_offset;
+        const ElfW(Sym) *symbols = (const ElfW(Sym) *)(image + sections[s].sh_offset);
+        const char *strings = image + sections[sections[s].sh_link].sh_offset;
         for (size_t i = 0; i < sections[s].sh_size / sizeof *symbols; i++) {
             uintptr_t start = base + symbols[i].st_value;
             if ((symbols[i].st_info & 15) != STT_FUNC || (uintptr_t)address < start ||
@@ -481,8 +458,7 @@ static void describe_stuck(Worker *w) {
         text += line;
         shown.push_back(&t);
     }
-    unsigned first = (unsigned)(shown[0] - w->thread);
-    report(first, text.c_str());
+    report((unsigned)(shown[0] - w->thread), text.c_str());
 }
 
 // A crash in a kernel: says where, then goes the usual way.
@@ -566,7 +542,10 @@ static Worker *this_worker() {
 
 void *dynamic_shared() { return local.worker->shared; }
 unsigned lane_index() { return local.worker && local.worker->running ? local.worker->current % 32 : 0; }
-uint32_t live_lanes() { return local.worker->alive[local.worker->current / 32]; }
+
+static uint3 position(size_t i, const unsigned size[3]) {
+    return {(unsigned)(i % size[0]), (unsigned)(i / size[0] % size[1]), (unsigned)(i / size[0] / size[1])};
+}
 
 // Exactly as many bytes as asked for, so that AddressSanitizer guards both ends.
 static void begin_launch(Worker *w, const Launch &job) {
@@ -575,9 +554,7 @@ static void begin_launch(Worker *w, const Launch &job) {
     w->warps = (w->threads + 31) / 32;
     if (memcmp(w->index_of, job.block, sizeof job.block)) {
         memcpy(w->index_of, job.block, sizeof job.block);
-        for (unsigned i = 0; i < w->threads; i++)
-            w->thread[i].index =
-                make_uint3(i % job.block[0], i / job.block[0] % job.block[1], i / job.block[0] / job.block[1]);
+        for (unsigned i = 0; i < w->threads; i++) w->thread[i].index = position(i, job.block);
     }
     if (!w->shared || w->shared_bytes != job.shared_bytes) {
         free(w->shared);
@@ -590,12 +567,11 @@ static void begin_launch(Worker *w, const Launch &job) {
 
 static void run_block(Worker *w, size_t block) {
     const Launch &job = *w->job;
-    blockIdx = make_uint3((unsigned)(block % job.grid[0]), (unsigned)(block / job.grid[0] % job.grid[1]),
-                          (unsigned)(block / job.grid[0] / job.grid[1]));
+    blockIdx = position(block, job.grid);
     memset(w->shared, 0xff, w->shared_bytes);
     if (w->static_shared) memset(w->static_shared, 0xff, w->static_shared_bytes);
     w->live = w->threads;
-    w->barrier_arrived = w->barrier_true = 0;
+    w->barrier_arrived = 0;
     w->ready_warps = 0;
     for (unsigned warp = 0; warp < w->warps; warp++) {
         unsigned lanes = w->threads - warp * 32;
@@ -617,30 +593,22 @@ static void run_block(Worker *w, size_t block) {
     w->running = false;
 }
 
-// A permutation of 0..blocks-1: a step that has no divisor in common with `blocks`, from a start of its own.
-struct BlockOrder {
-    size_t blocks, step, start;
-    explicit BlockOrder(size_t n) : blocks(n), step(1), start(0) {
-        if (!schedule_seed()) return;
-        uint64_t state = schedule_seed() * 0x9e3779b97f4a7c15ull + 1;
-        start = next_random(&state) % n;
-        size_t a, b;
-        do {
-            step = next_random(&state) % n | 1;
-            for (a = step, b = n; b;) {
-                size_t rest = a % b;
-                a = b;
-                b = rest;
-            }
-        } while (a != 1);
+// The blocks in a random order of the seed's, or nothing for the natural one.
+static std::vector<size_t> block_order(size_t blocks) {
+    std::vector<size_t> order;
+    if (!schedule_seed()) return order;
+    uint64_t state = schedule_seed() * 0x9e3779b97f4a7c15ull + 1;
+    for (size_t i = 0; i < blocks; i++) {
+        order.push_back(i);
+        std::swap(order[i], order[next_random(&state) % (i + 1)]);
     }
-    size_t operator[](size_t i) const { return (size_t)(((unsigned __int128)i * step + start) % blocks); }
-};
+    return order;
+}
 
-int launch_kernel(const Launch &job) {
+void launch_kernel(const Launch &job) {
     size_t blocks = (size_t)job.grid[0] * job.grid[1] * job.grid[2];
     std::atomic<size_t> next(0);
-    BlockOrder order(blocks);
+    const std::vector<size_t> order = block_order(blocks);
 #ifdef _OPENMP
     int os_threads = omp_get_max_threads() < 16 ? omp_get_max_threads() : 16;  // each has up to 1,024 guarded stacks
     if ((size_t)os_threads > blocks) os_threads = (int)blocks;
@@ -649,10 +617,9 @@ int launch_kernel(const Launch &job) {
     {
         Worker *w = this_worker();
         begin_launch(w, job);
-        for (size_t i = next++; i < blocks; i = next++) run_block(w, order[i]);
+        for (size_t i = next++; i < blocks; i = next++) run_block(w, order.empty() ? i : order[i]);
         w->job = nullptr;
     }
-    return 0;
 }
 
 // ----------------------------------------------------------------------------------------------------------------
@@ -668,20 +635,6 @@ void shuffle_operation(void *const lanes[32], uint32_t members) {
         data->result = source ? source->value : ~0ull;
     }
 }
-void ballot_operation(void *const lanes[32], uint32_t members) {
-    uint32_t result = 0;
-    for (int i = 0; i < 32; i++)
-        if (members >> i & 1 && ((VoteData *)lanes[i])->value) result |= 1u << i;
-    for (int i = 0; i < 32; i++)
-        if (members >> i & 1) ((VoteData *)lanes[i])->result = result;
-}
-void match_operation(void *const lanes[32], uint32_t members) {
-    for (int i = 0; i < 32; i++)
-        for (int j = 0; j < 32; j++)
-            if (members >> i & members >> j & 1 && ((VoteData *)lanes[i])->value == ((VoteData *)lanes[j])->value)
-                ((VoteData *)lanes[i])->result |= 1u << j;
-}
-
 // ----------------------------------------------------------------------------------------------------------------
 // Tensor cores
 
@@ -771,10 +724,10 @@ struct MatrixData {
     uint32_t *r;
     const uint16_t *row;
 };
-template <int MATRICES, bool TRANSPOSED>
+template <bool TRANSPOSED>
 static void ldmatrix_operation(void *const lanes[32], uint32_t members) {
     require_full_warp(members, "ldmatrix");
-    for (int matrix = 0; matrix < MATRICES; matrix++)
+    for (int matrix = 0; matrix < 4; matrix++)
         for (int l = 0; l < 32; l++)
             for (int i = 0; i < 2; i++) {
                 int row = TRANSPOSED ? l % 4 * 2 + i : l / 4, col = TRANSPOSED ? l / 4 : l % 4 * 2 + i;
@@ -783,24 +736,25 @@ static void ldmatrix_operation(void *const lanes[32], uint32_t members) {
                 *r = i ? *r | value << 16 : value;
             }
 }
-void ldmatrix(uint32_t *r, const void *row, int matrices, bool transposed, Site site) {
-    static const WarpOperation operations[2][3] = {{ldmatrix_operation<1, false>, ldmatrix_operation<2, false>,
-                                                    ldmatrix_operation<4, false>},
-                                                   {ldmatrix_operation<1, true>, ldmatrix_operation<2, true>,
-                                                    ldmatrix_operation<4, true>}};
-    if ((int)lane_index() < matrices * 8 && (uintptr_t)row % 16)
+static void ldmatrix(WarpOperation operation, uint32_t *r, const void *row, Site site) {
+    if ((uintptr_t)row % 16)
         kernel_error("%s (%s:%d): the row's address %p is not a multiple of 16", site.what, site.file, site.line, row);
     MatrixData data = {r, (const uint16_t *)row};
-    warp_collective(operations[transposed][matrices / 2], 0xffffffffu, &data, site);
+    warp_collective(operation, 0xffffffffu, &data, site);
+}
+void ldmatrix_x4(uint32_t r[4], const void *row, const char *file, int line) {
+    ldmatrix(ldmatrix_operation<false>, r, row, EMU_SITE("ldmatrix.x4"));
+}
+void ldmatrix_x4_trans(uint32_t r[4], const void *row, const char *file, int line) {
+    ldmatrix(ldmatrix_operation<true>, r, row, EMU_SITE("ldmatrix.x4.trans"));
 }
 
-void cp_async(void *shared, const void *global, int size, int bytes) {
-    if ((uintptr_t)shared % (unsigned)size || (bytes && (uintptr_t)global % (unsigned)size))
-        kernel_error("cp.async of %d bytes from %p to %p: not aligned to that size", size, global, shared);
-    Worker *w = local.worker;
-    Thread *self = &w->thread[w->current];
-    memset(shared, 0xff, (size_t)size);
-    self->copies.push_back({(char *)shared, (const char *)global, size, bytes, self->copy_group});
+void cp_async_16(void *shared, const void *global, int bytes) {
+    if ((uintptr_t)shared % 16 || (bytes && (uintptr_t)global % 16))
+        kernel_error("cp.async of 16 bytes from %p to %p: not aligned to that size", global, shared);
+    Thread *self = &local.worker->thread[local.worker->current];
+    memset(shared, 0xff, 16);
+    self->copies.push_back({(char *)shared, (const char *)global, bytes, self->copy_group});
 }
 void cp_async_commit() { local.worker->thread[local.worker->current].copy_group++; }
 void cp_async_wait(int pending_groups) {
@@ -810,7 +764,7 @@ void cp_async_wait(int pending_groups) {
          done++) {
         const PendingCopy &copy = self->copies[done];
         memcpy(copy.to, copy.from, (size_t)copy.bytes);
-        memset(copy.to + copy.bytes, 0, (size_t)(copy.size - copy.bytes));
+        memset(copy.to + copy.bytes, 0, (size_t)(16 - copy.bytes));
     }
     self->copies.erase(self->copies.begin(), self->copies.begin() + (long)done);
 }

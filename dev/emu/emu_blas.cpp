@@ -17,31 +17,26 @@
 #include "../../llmc/utils.h"
 #include "cublasLt.h"
 
-int emu_compute_capability();
-
 struct EmuCublasLt {
     int unused;
 };
 
-// Defaults are the documentation's; -1: as D.
+// Defaults are the documentation's.
 struct EmuMatmulDesc {
     int32_t compute, scale, pointer_mode = CUBLASLT_POINTER_MODE_HOST, transa = 0, transb = 0;
     uint32_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
-    void *bias = nullptr, *aux = nullptr;
-    int64_t aux_ld = 0;
-    const void *a_scale = nullptr, *b_scale = nullptr, *c_scale = nullptr, *d_scale = nullptr, *d_amax = nullptr;
-    int32_t aux_type = -1, bias_type = -1, a_scale_mode = 0, b_scale_mode = 0;
+    const void *bias = nullptr, *a_scale = nullptr, *b_scale = nullptr;
+    int32_t a_scale_mode = 0, b_scale_mode = 0;
     int8_t fast_accumulation = 0;
 };
 struct EmuMatrixLayout {
     uint32_t type;
-    int32_t order = CUBLASLT_ORDER_COL;
     uint64_t rows, cols;
     int64_t ld;
 };
 struct EmuMatmulPreference {
     uint64_t workspace_bytes = 0;
-    uint32_t search = 0, reduction = 7, alignment[4] = {256, 256, 256, 256};
+    uint32_t reduction = 7, alignment[4] = {256, 256, 256, 256};
 };
 
 // ----------------------------------------------------------------------------------------------------------------
@@ -49,25 +44,17 @@ struct EmuMatmulPreference {
 
 static cublasStatus_t refuse(cublasStatus_t status, const char *why) {
     static const bool verbose = getenv("EMU_VERBOSE") && *getenv("EMU_VERBOSE") != '0';
-    if (verbose) fprintf(stderr, "cuBLASLt emulation: %s: %s\n", cublasGetStatusName(status), why);
+    if (verbose) fprintf(stderr, "cuBLASLt emulation: %s: %s\n", cublasLtGetStatusName(status), why);
     return status;
 }
 static cublasStatus_t unsupported(const char *why) { return refuse(CUBLAS_STATUS_NOT_SUPPORTED, why); }
 static cublasStatus_t invalid(const char *why) { return refuse(CUBLAS_STATUS_INVALID_VALUE, why); }
 
-const char *cublasGetStatusName(cublasStatus_t status) {
-    switch (status) {
-        case CUBLAS_STATUS_SUCCESS: return "CUBLAS_STATUS_SUCCESS";
-        case CUBLAS_STATUS_NOT_INITIALIZED: return "CUBLAS_STATUS_NOT_INITIALIZED";
-        case CUBLAS_STATUS_ALLOC_FAILED: return "CUBLAS_STATUS_ALLOC_FAILED";
-        case CUBLAS_STATUS_INVALID_VALUE: return "CUBLAS_STATUS_INVALID_VALUE";
-        case CUBLAS_STATUS_ARCH_MISMATCH: return "CUBLAS_STATUS_ARCH_MISMATCH";
-        case CUBLAS_STATUS_NOT_SUPPORTED: return "CUBLAS_STATUS_NOT_SUPPORTED";
-        case CUBLAS_STATUS_EXECUTION_FAILED: return "CUBLAS_STATUS_EXECUTION_FAILED";
-        default: return "CUBLAS_STATUS_INTERNAL_ERROR";
-    }
+const char *cublasLtGetStatusName(cublasStatus_t status) {
+    return status == CUBLAS_STATUS_SUCCESS         ? "CUBLAS_STATUS_SUCCESS"
+           : status == CUBLAS_STATUS_INVALID_VALUE ? "CUBLAS_STATUS_INVALID_VALUE"
+                                                   : "CUBLAS_STATUS_NOT_SUPPORTED";
 }
-const char *cublasGetStatusString(cublasStatus_t status) { return cublasGetStatusName(status); }
 
 template <typename T>
 static cublasStatus_t create(T **handle) {
@@ -88,18 +75,12 @@ cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *prefer
 cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t preference) { return destroy(preference); }
 
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *desc, cublasComputeType_t compute, cudaDataType_t scale) {
-    create(desc);
-    (*desc)->compute = compute;
-    (*desc)->scale = scale;
+    *desc = new EmuMatmulDesc{compute, scale};
     return CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *layout, cudaDataType type, uint64_t rows,
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *layout, cudaDataType_t type, uint64_t rows,
                                           uint64_t cols, int64_t ld) {
-    create(layout);
-    (*layout)->type = type;
-    (*layout)->rows = rows;
-    (*layout)->cols = cols;
-    (*layout)->ld = ld;
+    *layout = new EmuMatrixLayout{(uint32_t)type, rows, cols, ld};
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -116,45 +97,23 @@ static cublasStatus_t set_field(T *field, const void *value, size_t bytes) {
 cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t object, cublasLtMatmulDescAttributes_t attribute,
                                               const void *value, size_t bytes) {
     switch (attribute) {
-        ATTRIBUTE(CUBLASLT_MATMUL_DESC_COMPUTE_TYPE, compute);
-        ATTRIBUTE(CUBLASLT_MATMUL_DESC_SCALE_TYPE, scale);
         ATTRIBUTE(CUBLASLT_MATMUL_DESC_POINTER_MODE, pointer_mode);
         ATTRIBUTE(CUBLASLT_MATMUL_DESC_TRANSA, transa);
         ATTRIBUTE(CUBLASLT_MATMUL_DESC_TRANSB, transb);
         ATTRIBUTE(CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue);
         ATTRIBUTE(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
-        ATTRIBUTE(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux);
-        ATTRIBUTE(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, aux_ld);
         ATTRIBUTE(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, a_scale);
         ATTRIBUTE(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, b_scale);
-        ATTRIBUTE(CUBLASLT_MATMUL_DESC_C_SCALE_POINTER, c_scale);
-        ATTRIBUTE(CUBLASLT_MATMUL_DESC_D_SCALE_POINTER, d_scale);
-        ATTRIBUTE(CUBLASLT_MATMUL_DESC_AMAX_D_POINTER, d_amax);
-        ATTRIBUTE(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE, aux_type);
         ATTRIBUTE(CUBLASLT_MATMUL_DESC_FAST_ACCUM, fast_accumulation);
-        ATTRIBUTE(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, bias_type);
         ATTRIBUTE(CUBLASLT_MATMUL_DESC_A_SCALE_MODE, a_scale_mode);
         ATTRIBUTE(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, b_scale_mode);
     }
     return invalid("unknown attribute of a product");
 }
-cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t object,
-                                                cublasLtMatrixLayoutAttribute_t attribute, const void *value,
-                                                size_t bytes) {
-    switch (attribute) {
-        ATTRIBUTE(CUBLASLT_MATRIX_LAYOUT_TYPE, type);
-        ATTRIBUTE(CUBLASLT_MATRIX_LAYOUT_ORDER, order);
-        ATTRIBUTE(CUBLASLT_MATRIX_LAYOUT_ROWS, rows);
-        ATTRIBUTE(CUBLASLT_MATRIX_LAYOUT_COLS, cols);
-        ATTRIBUTE(CUBLASLT_MATRIX_LAYOUT_LD, ld);
-    }
-    return invalid("unknown attribute of a layout");
-}
 cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t object,
                                                     cublasLtMatmulPreferenceAttributes_t attribute, const void *value,
                                                     size_t bytes) {
     switch (attribute) {
-        ATTRIBUTE(CUBLASLT_MATMUL_PREF_SEARCH_MODE, search);
         ATTRIBUTE(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace_bytes);
         ATTRIBUTE(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reduction);
         ATTRIBUTE(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment[0]);
@@ -172,7 +131,7 @@ struct Problem {
     const EmuMatmulDesc *desc;
     const EmuMatrixLayout *a, *b, *c, *d;
     size_t m, n, k;
-    int bias_type, aux_type;
+    int bias_type;
     bool narrow, has_bias;  // narrow: of fp8 or fp4
 };
 
@@ -182,15 +141,12 @@ static size_t type_bytes(int type) {
 }
 
 static cublasStatus_t check_shapes(const Problem &p) {
-    const EmuMatrixLayout *all[4] = {p.a, p.b, p.c, p.d};
     if ((p.desc->transb ? p.b->cols : p.b->rows) != p.k) return invalid("op(A) and op(B) disagree about k");
     if (p.a->rows == 0 || p.a->cols == 0 || p.n == 0) return invalid("an empty matrix");
     if (p.d->rows != p.m || p.d->cols != p.n || p.c->rows != p.m || p.c->cols != p.n)
         return invalid("C or D is not m x n");
-    for (const EmuMatrixLayout *layout : all) {
-        if (layout->order != CUBLASLT_ORDER_COL) return unsupported("only column order");
+    for (const EmuMatrixLayout *layout : {p.a, p.b, p.c, p.d})
         if (layout->ld < (int64_t)layout->rows) return invalid("a leading dimension is below the number of rows");
-    }
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -198,8 +154,7 @@ static cublasStatus_t check_types(const Problem &p) {
     uint32_t a = p.a->type, b = p.b->type, d = p.d->type;
     bool tf32 = p.desc->compute == CUBLAS_COMPUTE_32F_FAST_TF32;
     if (p.desc->scale != CUDA_R_32F) return unsupported("the scale type must be fp32");
-    if (p.desc->compute != CUBLAS_COMPUTE_32F && p.desc->compute != CUBLAS_COMPUTE_32F_PEDANTIC && !tf32)
-        return unsupported("the compute type must be fp32 or tf32");
+    if (p.desc->compute != CUBLAS_COMPUTE_32F && !tf32) return unsupported("the compute type must be fp32 or tf32");
     if (p.c->type != d) return unsupported("C and D differ in type");
     if (d != CUDA_R_32F && d != CUDA_R_16F && d != CUDA_R_16BF) return unsupported("the type of D");
     if (p.narrow) return CUBLAS_STATUS_SUCCESS;  // check_narrow
@@ -212,9 +167,10 @@ static cublasStatus_t check_types(const Problem &p) {
 }
 
 static cublasStatus_t check_narrow(const Problem &p) {
+    if (!p.narrow) return CUBLAS_STATUS_SUCCESS;
     const EmuMatmulDesc &desc = *p.desc;
     const uint32_t a = p.a->type, b = p.b->type, d = p.d->type;
-    const int cc = emu_compute_capability();
+    const int cc = emu::compute_capability();
     const bool fp4 = a == CUDA_R_4F_E2M1 || b == CUDA_R_4F_E2M1, tn = desc.transa && !desc.transb;
     if (cc < (fp4 ? 100 : 89)) return unsupported("fp8 needs compute capability 8.9, fp4 10.0");
     if (fp4 ? a != b : !is_fp8(a) || !is_fp8(b)) return unsupported("fp8 or fp4 with an operand of another kind");
@@ -229,15 +185,12 @@ static cublasStatus_t check_narrow(const Problem &p) {
     if ((uint64_t)p.a->ld % unit || (uint64_t)p.b->ld % unit || (uint64_t)p.c->ld * d_bytes % 16 ||
         (uint64_t)p.d->ld * d_bytes % 16)
         return unsupported("fp8 and fp4: leading dimensions must be multiples of 16 bytes");
-    if (desc.epilogue != CUBLASLT_EPILOGUE_DEFAULT && desc.epilogue != CUBLASLT_EPILOGUE_BIAS)
-        return unsupported("this epilogue with fp8 or fp4");
-    if (p.has_bias && p.bias_type != (d == CUDA_R_16F ? CUDA_R_16F : CUDA_R_16BF))
-        return unsupported("fp8 and fp4: the type of the bias");
     return CUBLAS_STATUS_SUCCESS;
 }
 
 static cublasStatus_t check_scale_modes(const Problem &p) {
-    const int a = p.desc->a_scale_mode, b = p.desc->b_scale_mode, cc = emu_compute_capability();
+    if (!p.narrow) return CUBLAS_STATUS_SUCCESS;
+    const int a = p.desc->a_scale_mode, b = p.desc->b_scale_mode, cc = emu::compute_capability();
     const bool fp4 = p.a->type == CUDA_R_4F_E2M1;
     auto either = [&](int mode) { return a == mode || b == mode; };
     auto both = [&](int mode) { return a == mode && b == mode; };
@@ -265,22 +218,10 @@ static cublasStatus_t check_scale_modes(const Problem &p) {
 
 static cublasStatus_t check_epilogue(const Problem &p) {
     const EmuMatmulDesc &desc = *p.desc;
-    switch (desc.epilogue) {
-        case CUBLASLT_EPILOGUE_DEFAULT:
-        case CUBLASLT_EPILOGUE_BIAS:
-        case CUBLASLT_EPILOGUE_GELU_AUX_BIAS:
-        case CUBLASLT_EPILOGUE_DGELU: break;
-        default: return unsupported("this epilogue (not emulated)");
-    }
-    if (desc.epilogue & 128) {
-        if (desc.aux_ld < (int64_t)p.m || desc.aux_ld % 8)
-            return invalid("the aux leading dimension must be a multiple of 8 and at least m");
-        if (p.aux_type != (int)p.d->type) return unsupported("aux must be of D's type");
-    }
-    if (p.has_bias && !p.narrow && p.bias_type != (int)p.d->type) return unsupported("the bias must be of D's type");
+    if (desc.epilogue != CUBLASLT_EPILOGUE_DEFAULT && desc.epilogue != CUBLASLT_EPILOGUE_BIAS)
+        return unsupported("this epilogue (not emulated)");
     if (!p.narrow && (desc.a_scale || desc.b_scale || desc.a_scale_mode || desc.b_scale_mode))
         return invalid("scales of A or B without fp8 or fp4");
-    if (desc.c_scale || desc.d_scale || desc.d_amax) return invalid("scale of C or D, or amax, without an fp8 C or D");
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -288,26 +229,23 @@ static cublasStatus_t check_epilogue(const Problem &p) {
 static cublasStatus_t check_problem(Problem *p, const EmuMatmulDesc *desc, const EmuMatrixLayout *a,
                                     const EmuMatrixLayout *b, const EmuMatrixLayout *c, const EmuMatrixLayout *d) {
     if (!desc || !a || !b || !c || !d) return invalid("a descriptor is missing");
-    p->desc = desc;
-    p->a = a;
-    p->b = b;
-    p->c = c;
-    p->d = d;
-    p->m = desc->transa ? a->cols : a->rows;
-    p->k = desc->transa ? a->rows : a->cols;
-    p->n = desc->transb ? b->rows : b->cols;
-    p->narrow = is_fp8(a->type) || is_fp8(b->type) || a->type == CUDA_R_4F_E2M1 || b->type == CUDA_R_4F_E2M1;
-    p->has_bias = desc->epilogue & 4;
-    p->bias_type = desc->bias_type >= 0                 ? desc->bias_type
-                   : p->narrow && d->type == CUDA_R_32F ? CUDA_R_16BF
-                                                        : (int)d->type;
-    p->aux_type = desc->aux_type >= 0 ? desc->aux_type : (int)d->type;
-    cublasStatus_t status = check_shapes(*p);
-    if (status == CUBLAS_STATUS_SUCCESS) status = check_types(*p);
-    if (status == CUBLAS_STATUS_SUCCESS && p->narrow) status = check_narrow(*p);
-    if (status == CUBLAS_STATUS_SUCCESS && p->narrow) status = check_scale_modes(*p);
-    if (status == CUBLAS_STATUS_SUCCESS) status = check_epilogue(*p);
-    return status;
+    const bool narrow = is_fp8(a->type) || is_fp8(b->type) || a->type == CUDA_R_4F_E2M1 || b->type == CUDA_R_4F_E2M1;
+    *p = {desc,
+          a,
+          b,
+          c,
+          d,
+          desc->transa ? a->cols : a->rows,
+          desc->transb ? b->rows : b->cols,
+          desc->transa ? a->rows : a->cols,
+          narrow && d->type == CUDA_R_32F ? CUDA_R_16BF : (int)d->type,
+          narrow,
+          desc->epilogue == CUBLASLT_EPILOGUE_BIAS};
+    for (auto check : {check_shapes, check_types, check_narrow, check_scale_modes, check_epilogue}) {
+        cublasStatus_t status = check(*p);
+        if (status != CUBLAS_STATUS_SUCCESS) return status;
+    }
+    return CUBLAS_STATUS_SUCCESS;
 }
 
 static bool aligned(const void *pointer, size_t bytes) { return (uintptr_t)pointer % bytes == 0; }
@@ -326,10 +264,6 @@ static cublasStatus_t check_pointers(const Problem &p, const void *const matrice
     if (p.has_bias) {
         if (!p.desc->bias) return invalid("the bias pointer is missing");
         if (!aligned(p.desc->bias, type_bytes(p.bias_type))) return unsupported("the bias is not aligned");
-    }
-    if (p.desc->epilogue & 128) {
-        if (!p.desc->aux) return invalid("the aux pointer is missing");
-        if (!aligned(p.desc->aux, 16)) return unsupported("aux is not aligned to 16 bytes");
     }
     const void *const scales[2] = {p.desc->a_scale, p.desc->b_scale};
     const int modes[2] = {p.desc->a_scale_mode, p.desc->b_scale_mode};
@@ -409,9 +343,10 @@ static void check_padding(const Scales &s, const char *operand) {
 // One operand as floats, in panels of `width` outer indices, each panel k rows of `width`; the last padded with zeros.
 struct Packed {
     const void *data;
-    int type;
-    size_t outer, k, outer_step, k_step, width;  // steps in elements
-    float (*round)(float);                       // tf32's, or none
+    const EmuMatrixLayout *layout;
+    bool contiguous;  // along the outer index; else along k
+    size_t outer, k, width;
+    float (*round)(float);  // tf32's, or none
     Scales scales;
     std::vector<float> *panels;
 };
@@ -419,14 +354,16 @@ static float no_rounding(float x) { return x; }
 
 static void pack_panel(const Packed &o, size_t panel) {
     float *to = o.panels->data() + panel * o.width * o.k;
-    size_t first = panel * o.width, count = o.outer - first < o.width ? o.outer - first : o.width;
+    const size_t first = panel * o.width, count = o.outer - first < o.width ? o.outer - first : o.width;
+    const size_t ld = (size_t)o.layout->ld, outer_step = o.contiguous ? 1 : ld, k_step = o.contiguous ? ld : 1;
+    const int type = (int)o.layout->type;
     for (size_t j = 0; j < o.width; j++) {
         float scale = 1.0f;
         for (size_t k = 0; k < o.k; k++) {
             if (o.scales.length && j < count && k % o.scales.length == 0)
                 scale = decode_scale(o.scales, first + j, k / o.scales.length);
             to[k * o.width + j] =
-                j < count ? o.round(load(o.data, (first + j) * o.outer_step + k * o.k_step, o.type)) * scale : 0.0f;
+                j < count ? o.round(load(o.data, (first + j) * outer_step + k * k_step, type)) * scale : 0.0f;
         }
     }
 }
@@ -470,28 +407,13 @@ static void multiply(float *sums, const Packed &a, const Packed &b) {
     }
 }
 
-// The tanh form, as cuBLASLt documents for its GELU.
-static float gelu(float x) { return 0.5f * x * (1.0f + tanhf(0.79788456080286535588f * (x + 0.044715f * x * x * x))); }
-static float gelu_derivative(float x) {
-    float t = tanhf(0.79788456080286535588f * (x + 0.044715f * x * x * x));
-    return 0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * 0.79788456080286535588f * (1.0f + 3.0f * 0.044715f * x * x);
-}
-
 // sums -> D: column j, all rows.
 static void epilogue_column(const Problem &p, const void *c, void *d, const float *sums, size_t j, float alpha,
                             float beta) {
-    const EmuMatmulDesc &desc = *p.desc;
     for (size_t i = 0; i < p.m; i++) {
-        const size_t aux_index = j * (size_t)desc.aux_ld + i;
         float v = alpha * sums[j * p.m + i];
         if (beta != 0.0f) v = fmaf(beta, load(c, j * (size_t)p.c->ld + i, (int)p.c->type), v);
-        if (p.has_bias) v += load(desc.bias, i, p.bias_type);
-        if (desc.epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS) {
-            store(desc.aux, aux_index, p.aux_type, v);
-            v = gelu(v);
-        } else if (desc.epilogue == CUBLASLT_EPILOGUE_DGELU) {
-            v *= gelu_derivative(load(desc.aux, aux_index, p.aux_type));
-        }
+        if (p.has_bias) v += load(p.desc->bias, i, p.bias_type);
         store(d, j * (size_t)p.d->ld + i, (int)p.d->type, v);
     }
 }
@@ -505,23 +427,14 @@ static void compute(const Problem &p, const void *const matrices[4], float alpha
     static std::vector<float> a_panels, b_panels, sums;
     const EmuMatmulDesc &desc = *p.desc;
     float (*round)(float) = desc.compute == CUBLAS_COMPUTE_32F_FAST_TF32 ? tf32_rounding() : no_rounding;
-    size_t lda = (size_t)p.a->ld, ldb = (size_t)p.b->ld;
-    Packed a = {matrices[0],
-                (int)p.a->type,
-                p.m,
-                p.k,
-                desc.transa ? lda : 1,
-                desc.transa ? 1 : lda,
-                TILE_COLS,
-                round,
-                operand_scales(desc.a_scale, desc.a_scale_mode, p.m, p.k),
+    Packed a = {matrices[0], p.a,       !desc.transa, p.m,
+                p.k,         TILE_COLS, round,        operand_scales(desc.a_scale, desc.a_scale_mode, p.m, p.k),
                 &a_panels};
     Packed b = {matrices[1],
-                (int)p.b->type,
+                p.b,
+                desc.transb != 0,
                 p.n,
                 p.k,
-                desc.transb ? 1 : ldb,
-                desc.transb ? ldb : 1,
                 TILE_ROWS,
                 round,
                 operand_scales(desc.b_scale, desc.b_scale_mode, p.n, p.k),

@@ -2,7 +2,7 @@
 //
 // A collective goes in pieces: every rank copies its part into its slot, waits for the others, and takes what it needs
 // from their slots. Checked: that all ranks make the same call (else the program ends with both), that buffers are
-// device memory, that peers live (else ncclRemoteError, as when EMU_NCCL_TIMEOUT seconds pass or a rank aborts).
+// device memory, that peers live (else ncclRemoteError, as when EMU_NCCL_TIMEOUT seconds pass).
 #include "nccl.h"
 
 #include <fcntl.h>
@@ -17,25 +17,22 @@
 #include <atomic>
 
 #include "cuda_bf16.h"
-#include "cuda_fp16.h"
-
-bool emu_on_device(const void *p, size_t bytes);
 
 #define SLOT_BYTES ((size_t)1 << 20)
 
-enum Operation { NOTHING, ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST };
-static const char *const operation_names[] = {"no call", "AllReduce", "ReduceScatter", "AllGather", "Broadcast"};
-static const char *const type_names[] = {"int8", "uint8", "int32", "uint32", "int64",
-                                         "uint64", "fp16", "fp32", "fp64", "bf16"};
+enum Operation { NOTHING, ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER };
+static const char *const operation_names[] = {"no call", "AllReduce", "ReduceScatter", "AllGather"};
+static const char *type_name(int type) { return type == ncclUint8 ? "uint8" : type == ncclFloat32 ? "fp32" : "bf16"; }
+static size_t type_bytes(int type) { return type == ncclUint8 ? 1 : type == ncclFloat32 ? 4 : 2; }
 
 struct Call {
-    int operation, type, op, root;
+    int operation, type, op;
     size_t count;
 };
 
 struct Record {
     alignas(64) std::atomic<uint64_t> phase;  // barriers this rank has come to
-    std::atomic<int> pid, aborted;
+    std::atomic<int> pid;
     Call call;
 };
 
@@ -46,7 +43,6 @@ struct ncclComm {
     size_t bytes;
     uint64_t phase, calls;
     ncclResult_t error;
-    char why[160];
 };
 
 static char *slot(const ncclComm *comm, int rank) { return comm->slots + (size_t)rank * SLOT_BYTES; }
@@ -58,11 +54,6 @@ static double seconds_now() {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-static double timeout_seconds() {
-    const char *text = getenv("EMU_NCCL_TIMEOUT");
-    return text && *text ? atof(text) : 600;
 }
 
 // A process that has ended but was not waited for still has its number: the system's state letter tells.
@@ -77,15 +68,11 @@ static bool alive(int pid) {
     return state && state[1] && state[2] != 'Z' && state[2] != 'X';
 }
 
-static ncclResult_t fail(ncclComm *comm, const char *what, int rank) {
-    snprintf(comm->why, sizeof comm->why, "rank %d %s (call %llu of rank %d)", rank, what,
-             (unsigned long long)comm->calls, comm->rank);
-    return comm->error = ncclRemoteError;
-}
-
 // Until all ranks have come here.
 static ncclResult_t barrier(ncclComm *comm) {
     uint64_t wanted = ++comm->phase;
+    const char *seconds = getenv("EMU_NCCL_TIMEOUT");
+    const double timeout = seconds && *seconds ? atof(seconds) : 600;
     double start = seconds_now(), next_look = start + 0.05;
     comm->records[comm->rank].phase.store(wanted, std::memory_order_release);
     for (int rank = 0, turns = 0; rank < comm->ranks;) {
@@ -99,9 +86,8 @@ static ncclResult_t barrier(ncclComm *comm) {
         if (seconds_now() < next_look) continue;
         next_look = seconds_now() + 0.05;
         int pid = peer->pid.load();
-        if (peer->aborted.load()) return fail(comm, "has aborted", rank);
-        if (pid && !alive(pid) && peer->phase.load() < wanted) return fail(comm, "has died", rank);
-        if (seconds_now() - start > timeout_seconds()) return fail(comm, "did not come", rank);
+        if ((pid && !alive(pid) && peer->phase.load() < wanted) || seconds_now() - start > timeout)
+            return comm->error = ncclRemoteError;
     }
     return ncclSuccess;
 }
@@ -112,15 +98,11 @@ static ncclResult_t barrier(ncclComm *comm) {
 const char *ncclGetErrorString(ncclResult_t result) {
     switch (result) {
         case ncclSuccess: return "no error";
-        case ncclUnhandledCudaError: return "unhandled cuda error";
         case ncclSystemError: return "unhandled system error";
         case ncclInvalidArgument: return "invalid argument";
-        case ncclInvalidUsage: return "invalid usage";
-        case ncclRemoteError: return "remote process exited or there was a network error";
-        default: return "internal error";
+        default: return "remote process exited or there was a network error";
     }
 }
-const char *ncclGetLastError(ncclComm_t comm) { return comm ? comm->why : ""; }
 
 // The name of the file that the ranks will share.
 ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
@@ -142,8 +124,8 @@ ncclResult_t ncclCommInitRank(ncclComm_t *result, int ranks, ncclUniqueId id, in
         return ncclInvalidArgument;
     int fd = open(id.internal, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     if (fd < 0) return ncclSystemError;
-    void *base = ftruncate(fd, (off_t)bytes) == 0 ? mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)
-                                                  : MAP_FAILED;
+    void *base =
+        ftruncate(fd, (off_t)bytes) == 0 ? mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) : MAP_FAILED;
     close(fd);
     if (base == MAP_FAILED) return ncclSystemError;
     ncclComm *comm = new ncclComm();
@@ -165,11 +147,6 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
     delete comm;
     return ncclSuccess;
 }
-ncclResult_t ncclCommAbort(ncclComm_t comm) {
-    if (!comm) return ncclInvalidArgument;
-    comm->records[comm->rank].aborted.store(1);
-    return ncclCommDestroy(comm);
-}
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *error) {
     if (!comm || !error) return ncclInvalidArgument;
     const char *broken = getenv("EMU_NCCL_BROKEN");
@@ -177,57 +154,25 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *error) {
     return ncclSuccess;
 }
 
-// Collectives alone cannot wait for each other in a circle: a group's calls may as well be made one by one.
-static int group_depth;
-ncclResult_t ncclGroupStart() {
-    group_depth++;
-    return ncclSuccess;
-}
-ncclResult_t ncclGroupEnd() { return group_depth-- > 0 ? ncclSuccess : ncclInvalidUsage; }
-
 // ----------------------------------------------------------------------------------------------------------------
 // Sums
-
-static size_t type_bytes(int type) {
-    static const size_t bytes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2};
-    return bytes[type];
-}
-
-static void combine(__nv_bfloat16 &a, __nv_bfloat16 b, int op) {
-    float x = __bfloat162float(a), y = __bfloat162float(b);
-    a = __float2bfloat16_rn(op == ncclSum ? x + y : op == ncclMax ? (y > x ? y : x) : (y < x ? y : x));
-}
-static void combine(__half &a, __half b, int op) {
-    float x = __half2float(a), y = __half2float(b);
-    a = __float2half_rn(op == ncclSum ? x + y : op == ncclMax ? (y > x ? y : x) : (y < x ? y : x));
-}
-template <typename T>
-static void combine(T &a, T b, int op) {
-    a = (T)(op == ncclSum ? a + b : op == ncclMax ? (b > a ? b : a) : (b < a ? b : a));
-}
 
 // out = the ranks' values `offset` bytes into their slots, combined in the order of ranks.
 template <typename T>
 static void reduce_typed(const ncclComm *comm, char *out, size_t offset, size_t count, int op) {
     for (size_t i = 0; i < count; i++) {
         T sum = ((const T *)(slot(comm, 0) + offset))[i];
-        for (int rank = 1; rank < comm->ranks; rank++) combine(sum, ((const T *)(slot(comm, rank) + offset))[i], op);
+        for (int rank = 1; rank < comm->ranks; rank++) {
+            const T value = ((const T *)(slot(comm, rank) + offset))[i];
+            sum = op == ncclSum ? (T)(sum + value) : value > sum ? value : sum;
+        }
         ((T *)out)[i] = sum;
     }
 }
 static void reduce(const ncclComm *comm, char *out, size_t offset, size_t count, int type, int op) {
-    switch (type) {
-        case ncclInt8: reduce_typed<int8_t>(comm, out, offset, count, op); break;
-        case ncclUint8: reduce_typed<uint8_t>(comm, out, offset, count, op); break;
-        case ncclInt32: reduce_typed<int32_t>(comm, out, offset, count, op); break;
-        case ncclUint32: reduce_typed<uint32_t>(comm, out, offset, count, op); break;
-        case ncclInt64: reduce_typed<int64_t>(comm, out, offset, count, op); break;
-        case ncclUint64: reduce_typed<uint64_t>(comm, out, offset, count, op); break;
-        case ncclFloat16: reduce_typed<__half>(comm, out, offset, count, op); break;
-        case ncclFloat32: reduce_typed<float>(comm, out, offset, count, op); break;
-        case ncclFloat64: reduce_typed<double>(comm, out, offset, count, op); break;
-        default: reduce_typed<__nv_bfloat16>(comm, out, offset, count, op);
-    }
+    if (type == ncclUint8) reduce_typed<uint8_t>(comm, out, offset, count, op);
+    else if (type == ncclFloat32) reduce_typed<float>(comm, out, offset, count, op);
+    else reduce_typed<__nv_bfloat16>(comm, out, offset, count, op);
 }
 
 // ----------------------------------------------------------------------------------------------------------------
@@ -235,8 +180,8 @@ static void reduce(const ncclComm *comm, char *out, size_t offset, size_t count,
 
 static void print_call(const ncclComm *comm, int rank) {
     const Call *call = &comm->records[rank].call;
-    fprintf(stderr, "  rank %d: call %llu, %s of %zu %s, operation %d, root %d\n", rank, (unsigned long long)comm->calls,
-            operation_names[call->operation], call->count, type_names[call->type], call->op, call->root);
+    fprintf(stderr, "  rank %d: call %llu, %s of %zu %s, operation %d\n", rank, (unsigned long long)comm->calls,
+            operation_names[call->operation], call->count, type_name(call->type), call->op);
 }
 
 // Announces this rank's call and compares it with the others'. A GPU would hang or mix up data.
@@ -247,7 +192,7 @@ static ncclResult_t same_call(ncclComm *comm, const Call *call) {
     for (int rank = 0; status == ncclSuccess && rank < comm->ranks; rank++) {
         const Call *other = &comm->records[rank].call;
         if (other->operation == call->operation && other->type == call->type && other->op == call->op &&
-            other->root == call->root && other->count == call->count)
+            other->count == call->count)
             continue;
         fprintf(stderr, "error: NCCL ranks make different calls\n");
         print_call(comm, comm->rank);
@@ -261,29 +206,25 @@ static ncclResult_t same_call(ncclComm *comm, const Call *call) {
 // What every collective is: a rank gives `sent` parts of `count` elements and gets `received`.
 static ncclResult_t collective(const void *send, void *receive, const Call *call, ncclComm *comm) {
     size_t size, ranks, count = call->count;
-    if (!comm || call->type < 0 || call->type > ncclBfloat16 || call->root < 0 || call->root >= comm->ranks ||
-        (call->op != ncclSum && call->op != ncclMax && call->op != ncclMin))
-        return ncclInvalidArgument;
+    if (!comm) return ncclInvalidArgument;
     if (comm->error) return comm->error;
     size = type_bytes(call->type);
     ranks = (size_t)comm->ranks;
     size_t sent = call->operation == REDUCE_SCATTER ? ranks : 1, received = call->operation == ALL_GATHER ? ranks : 1;
-    int gives = call->operation != BROADCAST || comm->rank == call->root;
-    if (count && ((gives && !emu_on_device(send, sent * count * size)) || !emu_on_device(receive, received * count * size)))
+    if (count && (!emu::on_device(send, sent * count * size) || !emu::on_device(receive, received * count * size)))
         return ncclInvalidArgument;
     ncclResult_t status = same_call(comm, call);
     size_t step = SLOT_BYTES / sent / 16 * 16 / size;
     if (count == 0 && status == ncclSuccess) status = barrier(comm);  // all have compared: the records are free again
     for (size_t at = 0; at < count && status == ncclSuccess; at += step) {
         size_t n = count - at < step ? count - at : step;
-        for (size_t part = 0; gives && part < sent; part++)
+        for (size_t part = 0; part < sent; part++)
             memcpy(slot(comm, comm->rank) + part * n * size, (const char *)send + (part * count + at) * size, n * size);
         if ((status = barrier(comm)) != ncclSuccess) break;
         char *out = (char *)receive + at * size;
         switch (call->operation) {
             case ALL_REDUCE: reduce(comm, out, 0, n, call->type, call->op); break;
             case REDUCE_SCATTER: reduce(comm, out, (size_t)comm->rank * n * size, n, call->type, call->op); break;
-            case BROADCAST: memcpy(out, slot(comm, call->root), n * size); break;
             default:
                 for (int rank = 0; rank < comm->ranks; rank++)
                     memcpy(out + (size_t)rank * count * size, slot(comm, rank), n * size);
@@ -295,21 +236,16 @@ static ncclResult_t collective(const void *send, void *receive, const Call *call
 
 ncclResult_t ncclAllReduce(const void *send, void *receive, size_t count, ncclDataType_t type, ncclRedOp_t op,
                            ncclComm_t comm, cudaStream_t) {
-    Call call = {ALL_REDUCE, type, op, 0, count};
+    Call call = {ALL_REDUCE, type, op, count};
     return collective(send, receive, &call, comm);
 }
 ncclResult_t ncclReduceScatter(const void *send, void *receive, size_t receive_count, ncclDataType_t type,
                                ncclRedOp_t op, ncclComm_t comm, cudaStream_t) {
-    Call call = {REDUCE_SCATTER, type, op, 0, receive_count};
+    Call call = {REDUCE_SCATTER, type, op, receive_count};
     return collective(send, receive, &call, comm);
 }
 ncclResult_t ncclAllGather(const void *send, void *receive, size_t send_count, ncclDataType_t type, ncclComm_t comm,
                            cudaStream_t) {
-    Call call = {ALL_GATHER, type, ncclSum, 0, send_count};
-    return collective(send, receive, &call, comm);
-}
-ncclResult_t ncclBroadcast(const void *send, void *receive, size_t count, ncclDataType_t type, int root,
-                           ncclComm_t comm, cudaStream_t) {
-    Call call = {BROADCAST, type, ncclSum, root, count};
+    Call call = {ALL_GATHER, type, ncclSum, send_count};
     return collective(send, receive, &call, comm);
 }

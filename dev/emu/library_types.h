@@ -4,15 +4,11 @@
 
 typedef enum cudaDataType_t {
     CUDA_R_32F = 0,
-    CUDA_R_64F = 1,
     CUDA_R_16F = 2,
     CUDA_R_16BF = 14,
     CUDA_R_8F_E4M3 = 28,
-    CUDA_R_8F_UE4M3 = CUDA_R_8F_E4M3,
     CUDA_R_8F_E5M2 = 29,
-    CUDA_R_8F_UE8M0 = 30,
     CUDA_R_4F_E2M1 = 33
 } cudaDataType_t;
-typedef cudaDataType_t cudaDataType;
 
 #endif

@@ -283,16 +283,17 @@ $(B)/test_%_cuda: dev/test/test_%_cuda.cu $(EMU_OBJECTS) $(B)/flags
 
 # build/emulated/PROGRAM_CONFIGURATION: the GPU's programs on the emulator for tests, beside whatever is configured: the
 # CPU build's tests run them in all precisions. CONFIGURATION is a precision, with -stochastic (no masters) or -sanitize
-# behind it. $(call emulated,program,ending of the configuration); little optimisation, since they run for seconds.
-EMULATED_FLAGS    := $(BASE_FLAGS) -O1 -DGEMM_ONE_TILE
+# behind it. $(call emulated,program,ending of the configuration); little optimisation, since they run for seconds; none
+# with sanitizers, whose checks take an optimiser half a minute and more.
+EMULATED_FLAGS    := $(BASE_FLAGS) -DGEMM_ONE_TILE
 emulated_precision = $(subst -stochastic,,$(1))
 define emulated
 build/emulated/$(1)_%$(2): $(1).cu $(call emu_objects,$(2)) build/emulated/flags
 	$$(call one_of,CONFIGURATION,$$(call emulated_precision,$$*),$(PRECISIONS))
-	$$(call build_emu,$$(EMULATED_FLAGS) $$(if $(2),-g $$(SANITIZERS),$$(NATIVE)) $$(call config_flags,emu-$$*$(2),$$(call emulated_precision,$$*),$$(if $$(findstring stochastic,$$*),stochastic,fp32),fp32),$(call emu_objects,$(2)))
+	$$(call build_emu,$$(EMULATED_FLAGS) $$(if $(2),-O0 -g $$(SANITIZERS),-O1 $$(NATIVE)) $$(call config_flags,emu-$$*$(2),$$(call emulated_precision,$$*),$$(if $$(findstring stochastic,$$*),stochastic,fp32),fp32),$(call emu_objects,$(2)))
 endef
 $(foreach program,test_gpt train_gpt profile_gpt,$(foreach ending,-plain -sanitize,$(eval $(call emulated,$(program),$(filter-out -plain,$(ending))))))
-build/emulated/flags: export BUILD_STAMP := $(COMPILER) $(CXX) $(call emu_flags,$(EMULATED_FLAGS) $(NATIVE) $(SANITIZERS)) $(ALL_LIBS)
+build/emulated/flags: export BUILD_STAMP := $(COMPILER) $(CXX) $(call emu_flags,$(EMULATED_FLAGS) -O1 $(NATIVE) -O0 -g $(SANITIZERS)) $(ALL_LIBS)
 
 # The trainer for this device, and its test. With nvcc: SASS for each CUDA_ARCH (say "90a", or "80 90a"), PTX of the
 # first; without CUDA_ARCH for the GPU that is here, or for the list below. Never --use_fast_math.

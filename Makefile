@@ -228,7 +228,7 @@ endif
 %/flags: FORCE
 	@mkdir -p $(@D)
 	@[ "$$(cat $@ 2>/dev/null)" = "$$BUILD_STAMP" ] || printf '%s\n' "$$BUILD_STAMP" > $@
-$(B)/flags: export BUILD_STAMP := $(COMPILER) $(CXX) $(ALL_FLAGS) $(ALL_LIBS) $(if $(filter cuda,$(DEVICE)),$(NVCC) $(CUDA_ARCH) $(NCCL_FLAGS)) $(MPI_FLAGS)
+$(B)/flags: export BUILD_STAMP := $(COMPILER) $(CXX) $(ALL_FLAGS) $(ALL_LIBS) $(if $(filter cuda,$(DEVICE)),$(NVCC) $(CUDA_ARCH) $(NCCL_FLAGS)) $(MPI_FLAGS) $(MPI_LIBS)
 
 # ---------------------------------------------------------------------------------------------------------------
 # Programs: one translation unit each, straight to a binary; -MMD writes what it included beside it.

@@ -62,11 +62,24 @@ static inline void launch_meeting_point(Launch *launch, int slurm, long long loc
 }
 
 #ifdef HAVE_MPI
-// Asks MPI for rank, ranks and where rank 0 is. `told`: the ranks that the launcher's variable `name` speaks of, or 1. 0
-// where no launcher of MPI's started this process: to start MPI then takes time and gives nothing.
+// At the end of die(), until the ranks know each other (communicator_start): not every launcher ends the others.
+static inline void launch_on_error(int code, const char *text) {
+    (void)text;
+    MPI_Abort(MPI_COMM_WORLD, code);
+}
+
+// Did a launcher start this process that MPI can talk to? Else to start MPI takes time and gives one rank; srun's
+// processes have such a one with --mpi=pmix or pmi2 alone, and go by Slurm's variables without.
+static inline int launch_is_mpi(const char *name) {
+    return (name && strncmp(name, "SLURM", 5) != 0) || getenv("PMIX_RANK") || getenv("PMI_RANK") || getenv("PMI_FD");
+}
+
+// Asks MPI for rank, ranks and where rank 0 is, but for what MASTER_ADDR and MASTER_PORT say. `told`: the ranks that the
+// launcher's variable `name` speaks of, or 1. 0 where MPI is not asked.
 static inline int launch_by_mpi(Launch *launch, const char *name, long long told) {
-    int rank = 0, ranks = 1, port = (int)(10000 + getpid() % 20000);
-    if (told < 2 && !getenv("PMIX_RANK") && !getenv("PMI_RANK") && !getenv("PMI_FD")) return 0;
+    const char *address = getenv("MASTER_ADDR"), *port = getenv("MASTER_PORT");
+    int rank = 0, ranks = 1;
+    if (!launch_is_mpi(name)) return 0;
     if (MPI_Init(NULL, NULL) != MPI_SUCCESS) die("MPI_Init failed");
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
@@ -77,12 +90,14 @@ static inline int launch_by_mpi(Launch *launch, const char *name, long long told
         snprintf(launch->problem, sizeof launch->problem,
                  "%s says %lld ranks, but this program's MPI sees %d\n"
                  "why: it was built with another MPI than the one that started it\n"
-                 "try: that one's mpirun (srun: --mpi=pmix or pmi2), or a build that goes by the variables (make MPI=0)",
+                 "try: that one's mpirun, or a build that goes by the variables (make MPI=0)",
                  name, told, ranks);
-    memcpy(launch->address, launch->host, sizeof launch->host);
+    if (ranks > 1) run_context()->on_error = launch_on_error;
+    snprintf(launch->address, sizeof launch->address, "%s", address && *address ? address : launch->host);
+    if (port && *port) snprintf(launch->port, sizeof launch->port, "%s", port);
+    else snprintf(launch->port, sizeof launch->port, "%d", (int)(10000 + getpid() % 20000));
     MPI_Bcast(launch->address, (int)sizeof launch->address, MPI_CHAR, 0, MPI_COMM_WORLD);
-    MPI_Bcast(&port, 1, MPI_INT, 0, MPI_COMM_WORLD);
-    snprintf(launch->port, sizeof launch->port, "%d", port);
+    MPI_Bcast(launch->port, (int)sizeof launch->port, MPI_CHAR, 0, MPI_COMM_WORLD);
     return 1;
 }
 

@@ -31,12 +31,31 @@ if [ ! -x "$mpi" ]; then skip "a build with MPI: its headers are not here (Debia
 
 check "two ranks by MPI" ends_well m mpirun $many -n 2 "$mpi"
 check "train to the same bits, too" same_end l m step_00000004
+before=$(date +%s)
+started q mpirun $many -n 2 sh -c 'exec "$@" --seed "$OMPI_COMM_WORLD_RANK$PMI_RANK"' sh "$mpi" --layers 0
+code=$?
+check "ranks with a wrong option end" [ $code -ne 0 ]
+check "soon" [ $(($(date +%s) - before)) -le 10 ]
+check "with its message" grep -q '^error: --layers' "$dir/q.txt"
 check "a build with MPI on its own has one rank" eval 'ends_well one "$mpi" && grep -q "12 x 1 x 8 = 96 tokens" "$dir/one.txt"'
 check "started by scripts/launch.sh it goes by the environment" ends_well s "$launch" 2 "$mpi"
 check "to the same bits" same_end l s step_00000004
 started o env OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=0 "$mpi"
 code=$?
-check "a launcher that MPI knows nothing of is named" eval '[ $code -ne 0 ] && grep -q "OMPI_COMM_WORLD_SIZE says 2 ranks, but this program.s MPI sees 1" "$dir/o.txt"'
+check "ranks that MPI knows nothing of" [ $code -ne 0 ]
+check "are named" grep -q "OMPI_COMM_WORLD_SIZE says 2 ranks, but this program's MPI sees 1" "$dir/o.txt"
+srun() {  # as it starts tasks where it has no MPI
+    for r in 0 1; do
+        SLURM_PROCID=$r SLURM_STEP_NUM_TASKS=2 SLURM_JOB_ID=$$ SLURM_STEP_ID=0 SLURM_STEP_NODELIST=127.0.0.1 "$@" &
+        last=$!
+    done
+    wait $last
+    code=$?
+    wait
+    return $code
+}
+limit='' check "Slurm's tasks without MPI go by its variables" ends_well u srun "$mpi"
+check "to the same bits" same_end l u step_00000004
 
 # A rank that dies, and a signal to one.
 begin() {
@@ -46,6 +65,7 @@ begin() {
     mpirun $many -n 2 sh -c 'echo $$ >"'"$dir/pids"'/$OMPI_COMM_WORLD_RANK$PMI_RANK"; exec "$@"' sh "$mpi" $small --out "$dir/$1" \
         --steps 100000 >"$dir/$1.txt" 2>&1 </dev/null &
     pid=$!
+    (sleep 100 && kill -KILL $pid) >/dev/null 2>&1 &  # a job that hangs is a failure, not the end of the test
     tries=0
     while [ $tries -lt 300 ] && ! grep -q '"step":2' "$dir/$1/run.jsonl" 2>/dev/null; do sleep 0.1; tries=$((tries + 1)); done
 }
@@ -54,7 +74,8 @@ before=$(date +%s)
 kill -KILL "$(cat "$dir/pids/1")"
 wait $pid
 code=$?
-check "a rank that is killed ends all within 10 seconds, with an error" [ $(($(date +%s) - before)) -le 10 ] && [ $code -ne 0 ]
+check "a rank that is killed ends all within 10 seconds" [ $(($(date +%s) - before)) -le 10 ]
+check "with an error" [ $code -ne 0 ]
 gone() { tries=0; while kill -0 "$1" 2>/dev/null; do tries=$((tries + 1)); [ $tries -lt 100 ] || return 1; sleep 0.1; done; }
 check "nobody is left" gone "$(cat "$dir/pids/0")"
 begin t
@@ -62,5 +83,12 @@ kill -TERM "$(cat "$dir/pids/1")"
 wait $pid
 code=$?
 check "a signal to one rank: all save and end" [ $code -eq 3 ]
-check "and the run goes on from there" ends_well t mpirun $many -n 2 "$mpi" --resume --steps $(($(steps_in t | awk '{ print $NF }') + 1))
+saved=$(steps_in t | awk '{ print $NF }')
+check "and the run goes on from there" ends_well t mpirun $many -n 2 "$mpi" --resume --steps $((saved + 1))
+begin v
+kill -USR1 $pid
+wait $pid
+code=$?
+check "SIGUSR1 to mpirun is passed on: all save and end" [ $code -eq 3 ]
+check "with a checkpoint" [ "$(steps_in v | awk '{ print $NF }')" -ge 2 ]
 summary

@@ -589,24 +589,26 @@ static void layer_forward(Model *model, size_t l, const act_t *inp) {
     act_t *fch_gelu = at_layer(acts->fch_gelu, l_gelu, S * 4 * C), *residual3 = at_layer(acts->residual3, l, S * C);
 
     linear_begin_layer(linear, model->linears, l);
-    linear_forward(linear, linear_at(model, l, LINEAR_QKV), qkv, ln1, N);
+    const weight_t *bias = linear_forward(linear, linear_at(model, l, LINEAR_QKV), qkv, ln1, N);
+    linear_add_bias(qkv, bias, N, 3 * C, stream);  // attention's kernels have no room for it
     attention_forward(att, at_layer(acts->lse, l, S * NH), qkv, B, T, C, NH, model->work.floats, stream);
-    linear_forward(linear, linear_at(model, l, LINEAR_ATTPROJ), acts->branch, att, N);
+    bias = linear_forward(linear, linear_at(model, l, LINEAR_ATTPROJ), acts->branch, att, N);
     fused_residual_layernorm_forward(residual2, ln2, at_layer(acts->ln2_mean, l, S), at_layer(acts->ln2_rstd, l, S),
-                                     inp, acts->branch, at_layer(w->ln2w, l, C), at_layer(w->ln2b, l, C), N, C, stream);
-    linear_forward(linear, linear_at(model, l, LINEAR_FC), fch, ln2, N);
-    gelu_forward(fch_gelu, fch, N * 4 * C, stream);
-    linear_forward(linear, linear_at(model, l, LINEAR_FCPROJ), acts->branch, fch_gelu, N);
+                                     inp, acts->branch, bias, at_layer(w->ln2w, l, C), at_layer(w->ln2b, l, C), N, C,
+                                     stream);
+    bias = linear_forward(linear, linear_at(model, l, LINEAR_FC), fch, ln2, N);
+    gelu_forward(fch_gelu, fch, bias, N, 4 * C, stream);
+    bias = linear_forward(linear, linear_at(model, l, LINEAR_FCPROJ), acts->branch, fch_gelu, N);
     if (l + 1 < L) {
         shards_await_layer(&model->shards, l + 1, stream);
         size_t next_ln = model->shape.recompute < 2 ? l + 1 : 0;
         fused_residual_layernorm_forward(
             residual3, at_layer(acts->ln1, next_ln, S * C), at_layer(acts->ln1_mean, l + 1, S),
-            at_layer(acts->ln1_rstd, l + 1, S), residual2, acts->branch, at_layer(w->ln1w, l + 1, C),
+            at_layer(acts->ln1_rstd, l + 1, S), residual2, acts->branch, bias, at_layer(w->ln1w, l + 1, C),
             at_layer(w->ln1b, l + 1, C), N, C, stream);
     } else {
         fused_residual_layernorm_forward(residual3, acts->lnf, acts->lnf_mean, acts->lnf_rstd, residual2, acts->branch,
-                                         w->lnfw, w->lnfb, N, C, stream);
+                                         bias, w->lnfw, w->lnfb, N, C, stream);
     }
 }
 
@@ -693,13 +695,14 @@ static void mlp_backward(Model *model, size_t l) {
     act_t *fch_gelu = at_layer(acts->fch_gelu, l_gelu, S * 4 * C), *residual2 = at_layer(acts->residual2, l, S * C);
     float *mean = at_layer(acts->ln2_mean, l, S), *rstd = at_layer(acts->ln2_rstd, l, S);
     size_t gl = shards_gradient_layer(&model->shards, l);
+    const weight_t *bias = linear_bias_left(linear, linear_at(model, l, LINEAR_FC));
 
-    if (model->shape.recompute >= 1) gelu_forward(fch_gelu, fch, N * 4 * C, stream);
+    if (model->shape.recompute >= 1) gelu_forward(fch_gelu, fch, bias, N, 4 * C, stream);
     linear_backward(linear, linear_at(model, l, LINEAR_FCPROJ), acts->dhidden, acts->dresidual, fch_gelu, N,
                     model->accumulate);
     observe(model, "dfch_gelu", l, acts->dhidden, N * 4 * C);
-    gelu_backward_bias(acts->dhidden, at_layer(g->fcb, gl, 4 * C), acts->dhidden, fch, N, 4 * C, model->accumulate,
-                       model->work.floats, stream);
+    gelu_backward_bias(acts->dhidden, at_layer(g->fcb, gl, 4 * C), acts->dhidden, fch, bias, N, 4 * C,
+                       model->accumulate, model->work.floats, stream);
     observe(model, "dfch", l, acts->dhidden, N * 4 * C);
     if (model->shape.recompute >= 2)
         layernorm_forward(ln2, mean, rstd, residual2, at_layer(w->ln2w, l, C), at_layer(w->ln2b, l, C), N, C, stream);
@@ -859,6 +862,7 @@ static void model_update(Model *model, const AdamWHyper *hyper) {
 static void model_observe(Model *model, NumericsReport *report) {
     model->numerics = report;
     model->linear.observe = report ? numerics_cast : NULL;
+    model->linear.apart = report != NULL;
     model->linear.observe_context = report;
 }
 
@@ -941,13 +945,14 @@ static void model_logits(Model *model, int32_t token, size_t pos, float *logits)
         matvec_forward(qkv, norm, at_layer(w->qkvw, l, 3 * C * C), at_layer(w->qkvb, l, 3 * C), C, 3 * C, stream);
         attention_decode(att, qkv, model->work.kcache + l * cache, model->work.vcache + l * cache, pos, C, NH, stream);
         matvec_forward(branch, att, at_layer(w->attprojw, l, C * C), at_layer(w->attprojb, l, C), C, C, stream);
-        fused_residual_layernorm_forward(x, norm, mean, rstd, x, branch, at_layer(w->ln2w, l, C),
+        fused_residual_layernorm_forward(x, norm, mean, rstd, x, branch, (weight_t *)NULL, at_layer(w->ln2w, l, C),
                                          at_layer(w->ln2b, l, C), 1, C, stream);
         matvec_forward(fch, norm, at_layer(w->fcw, l, 4 * C * C), at_layer(w->fcb, l, 4 * C), C, 4 * C, stream);
-        gelu_forward(fch_gelu, fch, 4 * C, stream);
+        gelu_forward(fch_gelu, fch, (weight_t *)NULL, 1, 4 * C, stream);
         matvec_forward(branch, fch_gelu, at_layer(w->fcprojw, l, 4 * C * C), at_layer(w->fcprojb, l, C), 4 * C, C,
                        stream);
-        fused_residual_layernorm_forward(x, norm, mean, rstd, x, branch, last ? w->lnfw : at_layer(w->ln1w, l + 1, C),
+        fused_residual_layernorm_forward(x, norm, mean, rstd, x, branch, (weight_t *)NULL,
+                                         last ? w->lnfw : at_layer(w->ln1w, l + 1, C),
                                          last ? w->lnfb : at_layer(w->ln1b, l + 1, C), 1, C, stream);
     }
     matvec_forward(out, norm, w->wte, (weight_t *)NULL, C, V, stream);

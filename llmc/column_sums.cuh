@@ -43,33 +43,54 @@ static inline size_t column_sums_scratch_elems(size_t N, size_t cols) {
     return ceil_div(N, column_sums_block_rows(N)) * cols;
 }
 
-// Partial sums of f(row, column .. column + 7). `f` has load(index) for the raw values at element `index` and
-// finish(index, raw, values) for what is to be summed (and stores anything else it makes). Warps take rows in turn.
+// A tensor as kernels here take it, eight columns of a row at a time, in memory or made of what is: such a struct has
+//   columns(col)           what those columns have in common, loaded once
+//   load(row, col)         what is read for them in a row: several of these are under way at once
+//   finish(raw, columns)   their values, as they are stored
+//   Value, BYTES           the type they are stored in, and the bytes that load() reads for each
+template <typename T>
+struct StoredColumns {
+    typedef T Value;
+    typedef Packed<T, PACK> Raw;
+    struct Columns {};
+    static constexpr double BYTES = sizeof(T);
+    const T *data;
+    size_t cols;
+    __device__ __forceinline__ Columns columns(size_t) const { return {}; }
+    __device__ __forceinline__ Raw load(size_t row, size_t col) const { return load_packed(data + row * cols + col); }
+    __device__ __forceinline__ Packed<T, PACK> finish(const Raw &raw, const Columns &) const { return raw; }
+};
+
+// Partial sums of `f`, a tensor; stored: what it makes, or NULL. Warps take rows in turn.
 template <typename F>
 __global__ void __launch_bounds__(WARP_SIZE *COLUMN_SUMS_WARPS, 2)
-    column_sums_kernel(float *partials, F f, size_t N, size_t cols, size_t block_rows, unsigned col_blocks) {
+    column_sums_kernel(float *partials, F f, typename F::Value *stored, size_t N, size_t cols, size_t block_rows,
+                       unsigned col_blocks) {
     __shared__ float shared[COLUMN_SUMS_WARPS][COLUMN_SUMS_WIDTH];
     const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
     const size_t row_block = blockIdx.x / col_blocks;
     const size_t col = (size_t)(blockIdx.x % col_blocks) * COLUMN_SUMS_WIDTH + lane * PACK;
     const size_t end = (row_block + 1) * block_rows < N ? (row_block + 1) * block_rows : N;
     float sums[PACK] = {};
-    if (col < cols)
+    if (col < cols) {
+        const typename F::Columns columns = f.columns(col);
         for (size_t first = row_block * block_rows + warp; first < end;
              first += COLUMN_SUMS_WARPS * COLUMN_SUMS_UNROLL) {
             typename F::Raw raw[COLUMN_SUMS_UNROLL];
 #pragma unroll
             for (int i = 0; i < COLUMN_SUMS_UNROLL; i++)
-                if (first + i * COLUMN_SUMS_WARPS < end) raw[i] = f.load((first + i * COLUMN_SUMS_WARPS) * cols + col);
+                if (first + i * COLUMN_SUMS_WARPS < end) raw[i] = f.load(first + i * COLUMN_SUMS_WARPS, col);
 #pragma unroll
-            for (int i = 0; i < COLUMN_SUMS_UNROLL; i++)
-                if (first + i * COLUMN_SUMS_WARPS < end) {
-                    float values[PACK];
-                    f.finish((first + i * COLUMN_SUMS_WARPS) * cols + col, raw[i], values);
+            for (int i = 0; i < COLUMN_SUMS_UNROLL; i++) {
+                const size_t row = first + i * COLUMN_SUMS_WARPS;
+                if (row >= end) continue;
+                const Packed<typename F::Value, PACK> values = f.finish(raw[i], columns);
+                if (stored) store_packed(stored + row * cols + col, values);
 #pragma unroll
-                    for (int j = 0; j < PACK; j++) sums[j] += values[j];
-                }
+                for (int j = 0; j < PACK; j++) sums[j] += to_float(values[j]);
+            }
         }
+    }
 #pragma unroll
     for (int j = 0; j < PACK; j++) shared[warp][j * WARP_SIZE + lane] = sums[j];
     __syncthreads();
@@ -81,14 +102,15 @@ __global__ void __launch_bounds__(WARP_SIZE *COLUMN_SUMS_WARPS, 2)
     }
 }
 
-// out (cols) f32 = or += the sums over N rows of f; cols % 8 == 0. scratch: column_sums_scratch_elems(N, cols) floats.
+// out (cols) f32 = or += the sums over N rows of f, which is also stored, unless that is NULL; cols % 8 == 0. scratch:
+// column_sums_scratch_elems(N, cols) floats.
 template <typename F>
-static inline void column_sums(float *out, F f, size_t N, size_t cols, int accumulate, float *scratch,
-                               cudaStream_t stream) {
+static inline void column_sums(float *out, F f, typename F::Value *stored, size_t N, size_t cols, int accumulate,
+                               float *scratch, cudaStream_t stream) {
     const size_t block_rows = column_sums_block_rows(N), row_blocks = ceil_div(N, block_rows);
     const size_t col_blocks = ceil_div(cols, COLUMN_SUMS_WIDTH);
     launch(column_sums_kernel<F>, grid_1d(row_blocks * col_blocks), WARP_SIZE * COLUMN_SUMS_WARPS, 0, stream, scratch,
-           f, N, cols, block_rows, (unsigned)col_blocks);
+           f, stored, N, cols, block_rows, (unsigned)col_blocks);
     sum_partials(out, scratch, row_blocks, cols, cols, accumulate, stream);
 }
 

@@ -26,29 +26,71 @@ __device__ __forceinline__ float gelu_derivative(float x) {
 #define GELU_THREADS 256
 #define GELU_VECTORS 2  // 16-byte loads a thread has under way, per input
 
-template <typename T>
-__global__ void __launch_bounds__(GELU_THREADS, 6) gelu_forward_kernel(T *out, const T *inp, size_t vectors) {
+// What a linear layer's output still lacks: its bias (NULL: nothing), added to what the product was rounded to and rounded
+// again, as linear.h has it.
+template <typename T, typename W>
+struct GeluBias {
+    const W *bias;
+    typedef Packed<W, PACK> Columns;  // of 8 columns
+    __device__ __forceinline__ Columns columns(size_t col) const {
+        Columns columns = {};
+        if (bias) columns = load_packed(bias + col);
+        return columns;
+    }
+    __device__ __forceinline__ float add(T x, W b) const {
+        return bias ? to_float(from_float<T>(to_float(x) + to_float(b))) : to_float(x);
+    }
+};
+
+// GELU's output, as column_sums.cuh describes tensors.
+template <typename T, typename W>
+struct GeluColumns {
+    typedef T Value;
+    typedef Packed<T, PACK> Raw;
+    typedef typename GeluBias<T, W>::Columns Columns;
+    static constexpr double BYTES = sizeof(T);
+    const T *inp;
+    GeluBias<T, W> bias;
+    size_t cols;
+    __device__ __forceinline__ Columns columns(size_t col) const { return bias.columns(col); }
+    __device__ __forceinline__ Raw load(size_t row, size_t col) const { return load_packed(inp + row * cols + col); }
+    __device__ __forceinline__ Packed<T, PACK> finish(const Raw &raw, const Columns &columns) const {
+        Packed<T, PACK> out;
+#pragma unroll
+        for (int j = 0; j < PACK; j++) out[j] = from_float<T>(gelu_value(bias.add(raw[j], columns[j])));
+        return out;
+    }
+};
+
+template <typename T, typename W>
+__global__ void __launch_bounds__(GELU_THREADS, 6)
+    gelu_forward_kernel(T *out, GeluColumns<T, W> gelu, size_t vectors, unsigned across) {
     const size_t first = (size_t)blockIdx.x * GELU_THREADS * GELU_VECTORS + threadIdx.x;
     Packed<T, PACK> x[GELU_VECTORS];
-#pragma unroll
-    for (int i = 0; i < GELU_VECTORS; i++)
-        if (first + i * GELU_THREADS < vectors) x[i] = load_packed(inp + (first + i * GELU_THREADS) * PACK);
+    typename GeluColumns<T, W>::Columns columns[GELU_VECTORS];
 #pragma unroll
     for (int i = 0; i < GELU_VECTORS; i++) {
-        if (first + i * GELU_THREADS >= vectors) continue;
-        float y[PACK];
+        const size_t vector = first + i * GELU_THREADS;
+        if (vector >= vectors) continue;
+        x[i] = load_packed(gelu.inp + vector * PACK);
+        columns[i] = gelu.columns(gelu.bias.bias ? vector % across * PACK : 0);
+    }
 #pragma unroll
-        for (int j = 0; j < PACK; j++) y[j] = gelu_value(to_float(x[i][j]));
-        store_floats(out + (first + i * GELU_THREADS) * PACK, y);
+    for (int i = 0; i < GELU_VECTORS; i++) {
+        const size_t vector = first + i * GELU_THREADS;
+        if (vector < vectors) store_packed(out + vector * PACK, gelu.finish(x[i], columns[i]));
     }
 }
 
-// gelu_forward: see gelu.h; n % 8 == 0; moves 2 n elements
-template <typename T>
-static inline void gelu_forward(T *out, const T *inp, size_t n, cudaStream_t stream) {
-    DeviceOp op("gelu_forward", (double)n * 2 * sizeof(T), 0, stream);
-    launch(gelu_forward_kernel<T>, grid_1d(ceil_div(n / PACK, GELU_THREADS * GELU_VECTORS)), GELU_THREADS, 0, stream,
-           out, inp, n / PACK);
+// gelu_forward: see gelu.h; of inp (N, OC) with bias (OC) added and rounded first, where it is not NULL; OC % 8 == 0;
+// moves 2 N OC elements
+template <typename T, typename W>
+static inline void gelu_forward(T *out, const T *inp, const W *bias, size_t N, size_t OC, cudaStream_t stream) {
+    const size_t vectors = N * OC / PACK;
+    GeluColumns<T, W> gelu = {inp, {bias}, OC};
+    DeviceOp op("gelu_forward", (double)(N * OC) * 2 * sizeof(T), 0, stream);
+    launch((gelu_forward_kernel<T, W>), grid_1d(ceil_div(vectors, GELU_THREADS * GELU_VECTORS)), GELU_THREADS, 0, stream,
+           out, gelu, vectors, (unsigned)(OC / PACK));
 }
 
 template <typename G, typename T>
@@ -81,40 +123,43 @@ static inline void gelu_backward(G *dinp, const G *dout, const T *inp, size_t n,
            stream, dinp, dout, inp, n / PACK);
 }
 
-// For column_sums: makes and stores dinp, and hands on its values as stored.
-template <typename G, typename T>
+// The gradient of GELU's input, as column_sums.cuh describes tensors.
+template <typename G, typename T, typename W>
 struct GeluBackwardColumns {
-    G *dinp;
-    const G *dout;
-    const T *inp;
+    typedef G Value;
     struct Raw {
         Packed<G, PACK> dy;
         Packed<T, PACK> x;
     };
-    __device__ __forceinline__ Raw load(size_t index) const {
-        return {load_packed(dout + index), load_packed(inp + index)};
+    typedef typename GeluBias<T, W>::Columns Columns;
+    static constexpr double BYTES = sizeof(G) + sizeof(T);
+    const G *dout;
+    const T *inp;
+    GeluBias<T, W> bias;
+    size_t cols;
+    __device__ __forceinline__ Columns columns(size_t col) const { return bias.columns(col); }
+    __device__ __forceinline__ Raw load(size_t row, size_t col) const {
+        return {load_packed(dout + row * cols + col), load_packed(inp + row * cols + col)};
     }
-    __device__ __forceinline__ void finish(size_t index, const Raw &raw, float (&values)[PACK]) const {
+    __device__ __forceinline__ Packed<G, PACK> finish(const Raw &raw, const Columns &columns) const {
         Packed<G, PACK> dx;
 #pragma unroll
-        for (int j = 0; j < PACK; j++) {
-            dx[j] = from_float<G>(to_float(raw.dy[j]) * gelu_derivative(to_float(raw.x[j])));
-            values[j] = to_float(dx[j]);
-        }
-        store_packed(dinp + index, dx);
+        for (int j = 0; j < PACK; j++)
+            dx[j] = from_float<G>(to_float(raw.dy[j]) * gelu_derivative(bias.add(raw.x[j], columns[j])));
+        return dx;
     }
 };
 
 // gelu_backward_bias: gelu_backward on (N, OC) and, from the same visit, the bias gradient of the linear layer before
-// it:
+// it, whose bias is added to inp first, where it is not NULL:
 //   dbias (OC) f32 = or += the column sums of dinp as stored      OC % 8 == 0      deterministic
 //   scratch: column_sums_scratch_elems(N, OC) floats      saves matmul_backward_bias's read of N OC elements
-template <typename G, typename T>
-static inline void gelu_backward_bias(G *dinp, float *dbias, const G *dout, const T *inp, size_t N, size_t OC,
-                                      int accumulate, float *scratch, cudaStream_t stream) {
-    GeluBackwardColumns<G, T> columns = {dinp, dout, inp};
+template <typename G, typename T, typename W>
+static inline void gelu_backward_bias(G *dinp, float *dbias, const G *dout, const T *inp, const W *bias, size_t N,
+                                      size_t OC, int accumulate, float *scratch, cudaStream_t stream) {
+    GeluBackwardColumns<G, T, W> columns = {dout, inp, {bias}, OC};
     DeviceOp op("gelu_backward_bias", (double)(N * OC) * (2 * sizeof(G) + sizeof(T)), 0, stream);
-    column_sums(dbias, columns, N, OC, accumulate, scratch, stream);
+    column_sums(dbias, columns, dinp, N, OC, accumulate, scratch, stream);
 }
 
 #endif

@@ -19,14 +19,14 @@ __device__ __forceinline__ float layernorm_row_sum(float x, float *shared) {
 }
 
 // VECTORS: 8-column vectors a thread holds; ROW_WARPS: 1 or LAYERNORM_WARPS. inp2 and residual are NULL where the
-// residual is not FUSED. Threads without columns take part with zeros.
+// residual is not FUSED, inp2_bias where inp2 has it already. Threads without columns take part with zeros.
 template <typename T, typename W, int VECTORS, int ROW_WARPS, bool FUSED>
 __global__ void __launch_bounds__(WARP_SIZE *LAYERNORM_WARPS, VECTORS <= 3                          ? 4
                                                               : VECTORS <= 4                        ? 3
                                                               : VECTORS <= (sizeof(T) == 2 ? 7 : 6) ? 2
                                                                                                     : 1)
     layernorm_forward_kernel(T *residual, T *out, float *mean, float *rstd, const T *inp1, const T *inp2,
-                             const W *weight, const W *bias, size_t N, int C) {
+                             const W *inp2_bias, const W *weight, const W *bias, size_t N, int C) {
     __shared__ float shared[2][LAYERNORM_WARPS];
     const int rows = LAYERNORM_WARPS / ROW_WARPS;
     const int first = (threadIdx.x % (WARP_SIZE * ROW_WARPS)) * PACK;  // this thread's first column
@@ -45,6 +45,11 @@ __global__ void __launch_bounds__(WARP_SIZE *LAYERNORM_WARPS, VECTORS <= 3      
 #pragma unroll
     for (int i = 0; i < VECTORS; i++) {
         if (first + i * step >= C) continue;
+        if (FUSED && inp2_bias) {
+            const Packed<W, PACK> add = load_packed(inp2_bias + first + i * step);
+#pragma unroll
+            for (int j = 0; j < PACK; j++) b[i][j] = from_float<T>(to_float(b[i][j]) + to_float(add[j]));
+        }
 #pragma unroll
         for (int j = 0; j < PACK; j++) {
             if (FUSED) a[i][j] = from_float<T>(to_float(a[i][j]) + to_float(b[i][j]));
@@ -89,10 +94,11 @@ static inline void layernorm_check_columns(size_t C) {
 
 template <bool FUSED, typename T, typename W>
 static inline void layernorm_forward_dispatch(T *residual, T *out, float *mean, float *rstd, const T *inp1,
-                                              const T *inp2, const W *weight, const W *bias, size_t N, size_t C,
-                                              cudaStream_t stream) {
+                                              const T *inp2, const W *inp2_bias, const W *weight, const W *bias,
+                                              size_t N, size_t C, cudaStream_t stream) {
     layernorm_check_columns(C);
-    void (*kernel)(T *, T *, float *, float *, const T *, const T *, const W *, const W *, size_t, int) = NULL;
+    void (*kernel)(T *, T *, float *, float *, const T *, const T *, const W *, const W *, const W *, size_t, int) =
+        NULL;
     size_t rows = LAYERNORM_WARPS;
     if (C <= 2048) {
         switch (ceil_div(C, WARP_SIZE * PACK)) {
@@ -114,7 +120,7 @@ static inline void layernorm_forward_dispatch(T *residual, T *out, float *mean, 
         else kernel = layernorm_forward_kernel<T, W, 4, LAYERNORM_WARPS, FUSED>;
     }
     launch(kernel, grid_1d(ceil_div(N, rows)), WARP_SIZE * LAYERNORM_WARPS, 0, stream, residual, out, mean, rstd, inp1,
-           inp2, weight, bias, N, (int)C);
+           inp2, inp2_bias, weight, bias, N, (int)C);
 }
 
 // layernorm_forward: see layernorm.h; C % 8 == 0, C <= 8192; moves 2 N C elements
@@ -122,16 +128,19 @@ template <typename T, typename W>
 static inline void layernorm_forward(T *out, float *mean, float *rstd, const T *inp, const W *weight, const W *bias,
                                      size_t N, size_t C, cudaStream_t stream) {
     DeviceOp op("layernorm_forward", (double)(N * C) * 2 * sizeof(T), 0, stream);
-    layernorm_forward_dispatch<false>((T *)NULL, out, mean, rstd, inp, (const T *)NULL, weight, bias, N, C, stream);
+    layernorm_forward_dispatch<false>((T *)NULL, out, mean, rstd, inp, (const T *)NULL, (const W *)NULL, weight,
+                                     bias, N, C, stream);
 }
 
 // fused_residual_layernorm_forward: see layernorm.h; residual may be inp1 or inp2; moves 4 N C elements
+//   inp2_bias (C): of the linear layer that inp2 comes from, where that has not added it: inp2 + inp2_bias is rounded
+//   before it is added to the residual; NULL: none
 template <typename T, typename W>
 static inline void fused_residual_layernorm_forward(T *residual, T *out, float *mean, float *rstd, const T *inp1,
-                                                    const T *inp2, const W *weight, const W *bias, size_t N, size_t C,
-                                                    cudaStream_t stream) {
+                                                    const T *inp2, const W *inp2_bias, const W *weight, const W *bias,
+                                                    size_t N, size_t C, cudaStream_t stream) {
     DeviceOp op("fused_residual_layernorm_forward", (double)(N * C) * 4 * sizeof(T), 0, stream);
-    layernorm_forward_dispatch<true>(residual, out, mean, rstd, inp1, inp2, weight, bias, N, C, stream);
+    layernorm_forward_dispatch<true>(residual, out, mean, rstd, inp1, inp2, inp2_bias, weight, bias, N, C, stream);
 }
 
 // ----------------------------------------------------------------------------------------------------------------

@@ -57,6 +57,7 @@ typedef struct {
     int casting;                             // this forward pass casts them
     uint32_t step, micro_step, layers;       // as in linear.h
     int training;
+    int apart;  // 1: every tensor is stored as the CPU has it, by passes of their own: what tests and reports look at
     void (*observe)(void *context, const Linear *l, QuantRole role, QuantGemm gemm, const QuantSpec *spec,
                     const QuantResult *result, const float *in, const float *values, size_t n);
     void *observe_context;
@@ -482,8 +483,9 @@ static __global__ void __launch_bounds__(256)
     store_floats(out + i * PACK, x);
 }
 
-// out (N, OC) += bias (OC), rounded again.
+// out (N, OC) += bias (OC), rounded again. NULL: none is left to add.
 static inline void linear_add_bias(act_t *out, const weight_t *bias, size_t N, size_t OC, cudaStream_t stream) {
+    if (!bias) return;
     DeviceOp op("linear_add_bias", (double)N * OC * 2 * sizeof(act_t), 0, stream);
     launch(linear_bias_kernel, grid_1d(ceil_div(N * OC / PACK, 256)), 256, 0, stream, out, bias, N * OC / PACK,
            OC / PACK);
@@ -494,13 +496,18 @@ static inline int linear_forward_high(const LinearContext *ctx, const Linear *l)
     return l->high || (high_from && ctx->step >= high_from);
 }
 
-// linear_forward: out (N, OC) act = inp (N, C) act . weight^T + bias
-static inline void linear_forward(const LinearContext *ctx, const DeviceLinear *linear, act_t *out, const act_t *inp,
-                                  size_t N) {
+// The bias that linear_forward() leaves to whatever reads its output: to be added and rounded again. NULL: it is in there.
+static inline const weight_t *linear_bias_left(const LinearContext *ctx, const DeviceLinear *linear) {
+    return linear_forward_high(ctx, &linear->layer) || ctx->apart ? NULL : linear->bias;
+}
+
+// linear_forward: out (N, OC) act = inp (N, C) act . weight^T, + bias but for linear_bias_left(), which it returns
+static inline const weight_t *linear_forward(const LinearContext *ctx, const DeviceLinear *linear, act_t *out,
+                                             const act_t *inp, size_t N) {
     const Linear *l = &linear->layer;
     if (linear_forward_high(ctx, l)) {
         matmul_forward(ctx->matmul, out, inp, linear->weight, linear->bias, N, l->C, l->OC, ctx->stream);
-        return;
+        return NULL;
     }
     if constexpr (BUILD_SCALING != SCALING_NONE) {
         DeviceOperand x = linear_slot_operand(ctx, l, QUANT_X, GEMM_FPROP, N);
@@ -510,8 +517,9 @@ static inline void linear_forward(const LinearContext *ctx, const DeviceLinear *
         linear_cast(ctx, l, QUANT_X, &cast, 1, inp, N, l->C, 0);
         matmul_forward_cast(ctx->matmul, (__nv_bfloat16 *)out, &x, &linear->w_fprop, ctx->recipe->fast_forward,
                             ctx->stream);
-        linear_add_bias(out, linear->bias, N, l->OC, ctx->stream);
+        if (ctx->apart) linear_add_bias(out, linear->bias, N, l->OC, ctx->stream);
     }
+    return linear_bias_left(ctx, linear);
 }
 
 // The products with dY, and x for wgrad, cast.

@@ -314,26 +314,15 @@ static inline void matmul_backward_weight(MatmulScratch *scratch, float *dweight
 
 // ----------------------------------------------------------------------------------------------------------------
 
-template <typename T>
-struct MatmulBiasColumns {
-    const T *dout;
-    using Raw = Packed<T, PACK>;
-    __device__ __forceinline__ Raw load(size_t index) const { return load_packed(dout + index); }
-    __device__ __forceinline__ void finish(size_t, const Raw &raw, float (&values)[PACK]) const {
-#pragma unroll
-        for (int j = 0; j < PACK; j++) values[j] = to_float(raw[j]);
-    }
-};
-
 // dbias (OC) f32 = column sums of dout (N, OC), or += with accumulate; OC % 8 == 0; scratch:
 // column_sums_scratch_elems(N, OC) floats. Where a kernel that makes dout can take the sums along
 // (layernorm_backward_sums, gelu_backward_bias), use that.
 template <typename T>
 static inline void matmul_backward_bias(float *dbias, const T *dout, size_t N, size_t OC, int accumulate,
                                         float *scratch, cudaStream_t stream) {
-    MatmulBiasColumns<T> columns = {dout};
+    StoredColumns<T> columns = {dout, OC};
     DeviceOp op("matmul_backward_bias", (double)(N * OC) * sizeof(T), 0, stream);
-    column_sums(dbias, columns, N, OC, accumulate, scratch, stream);
+    column_sums(dbias, columns, (T *)NULL, N, OC, accumulate, scratch, stream);
 }
 
 #define MATVEC_WARPS 8

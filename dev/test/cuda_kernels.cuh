@@ -233,25 +233,33 @@ TEST(cuda_embedding_backward) {
 
 // ----------------------------------------------------------------------------------------------------------------
 
+// x (rows, n) + bias (n), rounded: what a product's reader adds on its way.
+static Floats with_bias(const Floats &x, const Floats &bias) {
+    Floats sum(x.size());
+    for (size_t i = 0; i < x.size(); i++) sum[i] = round_act(x[i] + bias[i % bias.size()]);
+    return sum;
+}
+
 static void check_layernorm_forward(size_t N, size_t C) {
     Floats a = random_values(N * C, 0.5f, 2, 6, round_act_test), b = random_values(N * C, 0, 1, 7, round_act_test);
     Floats weight = random_values(C, 1, 0.3f, 8, round_weight_test),
            bias = random_values(C, 0, 0.3f, 9, round_weight_test);
+    Floats inp2_bias = random_values(C, 0, 0.5f, 10, round_weight_test), biased = with_bias(b, inp2_bias);
     Floats out(N * C), mean(N), rstd(N), residual(N * C);
     // |x^| is at most about 3 here; each of its roundings and the sums' are fp32's.
     const double sum_error = EPS * (4 + sqrt((double)C) / 4);
-    for (int fused = 0; fused < 2; fused++) {
+    for (int fused = 0; fused < 3; fused++) {  // 2: with the second input's bias
         if (fused)
             cpu::fused_residual_layernorm_forward(residual.data(), out.data(), mean.data(), rstd.data(), a.data(),
-                                                  b.data(), weight.data(), bias.data(), N, C);
+                                                  fused == 2 ? biased.data() : b.data(), weight.data(), bias.data(), N, C);
         else cpu::layernorm_forward(out.data(), mean.data(), rstd.data(), a.data(), weight.data(), bias.data(), N, C);
         Outputs got = run_twice("layernorm_forward", [&] {
             DeviceTensor<act_t> d_a(a), d_b(b), d_out(N * C);
-            DeviceTensor<weight_t> d_weight(weight), d_bias(bias);
+            DeviceTensor<weight_t> d_weight(weight), d_bias(bias), d_inp2_bias(inp2_bias);
             DeviceTensor<float> d_mean(N), d_rstd(N);
             if (fused)  // in place, as the contract allows
                 fused_residual_layernorm_forward(d_a.data, d_out.data, d_mean.data, d_rstd.data, d_a.data, d_b.data,
-                                                 d_weight.data, d_bias.data, N, C, 0);
+                                                 fused == 2 ? d_inp2_bias.data : NULL, d_weight.data, d_bias.data, N, C, 0);
             else layernorm_forward(d_out.data, d_mean.data, d_rstd.data, d_a.data, d_weight.data, d_bias.data, N, C, 0);
             return Outputs{d_out.get("layernorm out"), d_mean.get("mean"), d_rstd.get("rstd"), d_a.get("residual")};
         });
@@ -321,7 +329,7 @@ TEST(cuda_gelu) {
         Outputs got = run_twice("gelu", [&] {
             DeviceTensor<act_t> d_inp(inp), d_out(n);
             DeviceTensor<grad_t> d_dout(dout);
-            gelu_forward(d_out.data, d_inp.data, n, 0);
+            gelu_forward(d_out.data, d_inp.data, (weight_t *)NULL, 1, n, 0);
             gelu_backward(d_dout.data, d_dout.data, d_inp.data, n, 0);  // in place, as the contract allows
             return Outputs{d_out.get("gelu out"), d_dout.get("gelu dinp")};
         });
@@ -336,18 +344,25 @@ TEST(cuda_gelu_bias) {
     for (auto &s : cases) {
         const size_t N = s[0], OC = s[1], n = N * OC;
         Floats inp = random_values(n, 0, 3, 19, round_act_test), dout = random_values(n, 0, 1, 20, round_grad_test);
-        Floats dinp(n), dbias = random_values(OC, 0, 1, 21, round_none), want = dbias;
-        cpu::gelu_backward(dinp.data(), dout.data(), inp.data(), n);
-        for (int accumulate = 0; accumulate < 2; accumulate++) {
+        Floats bias = random_values(OC, 0, 1, 22, round_weight_test);
+        Floats out(n), dinp(n), dbias = random_values(OC, 0, 1, 21, round_none), want = dbias;
+        for (int accumulate = 0; accumulate < 2; accumulate++) {  // 1: and with the bias still to add
+            const Floats biased = accumulate ? with_bias(inp, bias) : inp;
+            cpu::gelu_forward(out.data(), biased.data(), n);
+            cpu::gelu_backward(dinp.data(), dout.data(), biased.data(), n);
             Outputs got = run_twice("gelu_backward_bias", [&] {
-                DeviceTensor<act_t> d_inp(inp);
+                DeviceTensor<act_t> d_inp(inp), d_out(n);
+                DeviceTensor<weight_t> d_bias(bias);
                 DeviceTensor<grad_t> d_dout(dout);
+                const weight_t *add = accumulate ? d_bias.data : NULL;
                 DeviceTensor<float> d_dbias(dbias), scratch(column_sums_scratch_elems(N, OC));
-                gelu_backward_bias(d_dout.data, d_dbias.data, d_dout.data, d_inp.data, N, OC, accumulate, scratch.data,
-                                   0);
+                gelu_forward(d_out.data, d_inp.data, add, N, OC, 0);
+                gelu_backward_bias(d_dout.data, d_dbias.data, d_dout.data, d_inp.data, add, N, OC, accumulate,
+                                   scratch.data, 0);
                 scratch.get("gelu scratch");
-                return Outputs{d_dout.get("gelu dinp"), d_dbias.get("gelu dbias")};
+                return Outputs{d_dout.get("gelu dinp"), d_dbias.get("gelu dbias"), d_out.get("gelu out")};
             });
+            compare("gelu out", got[2], out, act_epsilon() + 4 * EPS, 2 * EPS + act_tiny());
             compare("gelu dinp", got[0], dinp, grad_epsilon() + 4 * EPS, 4 * EPS + act_tiny());
             want = dbias;
             cpu::matmul_backward_bias(want.data(), got[0].data(), N, OC, accumulate);

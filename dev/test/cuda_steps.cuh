@@ -243,6 +243,7 @@ static void compare_activations(const StepPair &pair, double limit) {
 // A pass without gradients leaves all activations, the logits too.
 TEST(steps_forward) {
     StepPair pair(0, 1);
+    pair.gpu.linear.apart = 1;
     model_forward(&pair.gpu, pair.inputs.data(), pair.targets.data(), STEP_B, STEP_T, 0.0f);
     cpu::model_forward(&pair.cpu, pair.inputs.data(), pair.targets.data(), STEP_B, STEP_T, 0.0f);
     compare_activations(pair, step_limits().act);

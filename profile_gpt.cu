@@ -325,9 +325,7 @@ static void walk_step(Run *run) {
     model->linear.host_missing = &no_scale_missing;
     model->linear.weights_version = 1;
     model->linear.training = 1;
-    const DeviceParameters<weight_t> *w = &model->weights;
-    DeviceActivations *acts = &model->acts;
-    const size_t N = run->micro * run->T, C = run->config.C;
+    const size_t N = run->micro * run->T;
     std::vector<int32_t> plan(embedding_plan_elems(N));
     std::vector<uint32_t> counts(run->config.V + 1);
     model->B = run->micro;
@@ -339,10 +337,7 @@ static void walk_step(Run *run) {
     for (size_t b = 0; b < run->B; b += run->micro) {
         linear_begin_pass(&model->linear);
         model->plan = embedding_plan_make(plan.data(), counts.data(), &run->tokens[b * run->T], N, run->config.V);
-        embedding_forward(acts->encoded, model->work.tokens, w->wte, w->wpe, model->B, model->T, C, 0);
-        layernorm_forward(acts->ln1, acts->ln1_mean, acts->ln1_rstd, acts->encoded, w->ln1w, w->ln1b, N, C, 0);
-        for (size_t l = 0; l < run->config.L; l++)
-            layer_forward(model, l, l == 0 ? acts->encoded : at_layer(acts->residual3, l - 1, N * C));
+        layers_forward(model);
         classifier_forward_backward(model, 1.0f);
         model_backward(model);
     }

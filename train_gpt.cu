@@ -547,6 +547,8 @@ static void model_init_weights(Model *model, uint64_t seed) {
 // ----------------------------------------------------------------------------------------------------------------
 // Forward
 
+#include "llmc/layer_inputs.cuh"
+
 // The classifier over the final layernorm's output, LOGITS_CHUNK_ROWS tokens at a time: losses of all tokens and, where
 // dloss is not 0, already its whole backward pass (dnorm = gradient of lnf, grads.wte), since a chunk's logits are
 // gone when the next one comes.
@@ -572,44 +574,66 @@ static void classifier_forward_backward(Model *model, float dloss) {
     }
 }
 
-// Layer l from its input residual stream `inp`: acts of that layer. The stream after attention and after the MLP is
-// formed together with the layernorm that reads it.
-static void layer_forward(Model *model, size_t l, const act_t *inp) {
+// residual = inp + the branch and what it lacks of its bias, and of that the layernorm that `x` is, for `reader`: its
+// statistics, and its output unless a cast makes it. residual NULL: the layernorm alone.
+static void norm_forward(Model *model, const NormInput &x, const DeviceLinear *reader, act_t *residual,
+                         const act_t *inp, const weight_t *bias) {
+    const LinearContext *linear = &model->linear;
+    const LayernormColumns<act_t, weight_t> &norm = x.source;
+    act_t *out = linear_makes_input(linear, reader) ? NULL : x.stored;
+    uint32_t *amax = linear_amax_word(linear, reader, QUANT_X);
+    size_t N = model->B * model->T, C = model->config.C;
+    if (residual)
+        fused_residual_layernorm_forward(residual, out, norm.mean, norm.rstd, inp, model->acts.branch, bias,
+                                         norm.weight, norm.bias, amax, N, C, model->stream);
+    else
+        layernorm_forward(out, norm.mean, norm.rstd, norm.inp, norm.weight, norm.bias, amax, N, C, model->stream);
+}
+
+// Layer l, from its input residual stream: acts of that layer. The stream after attention and after the MLP is formed
+// together with the layernorm that reads it.
+static void layer_forward(Model *model, size_t l) {
     DeviceRange range("layer forward", l);
     const DeviceParameters<weight_t> *w = &model->weights;
     LinearContext *linear = &model->linear;
+    const DeviceLinear *fc = linear_at(model, l, LINEAR_FC), *fcproj = linear_at(model, l, LINEAR_FCPROJ);
     DeviceActivations *acts = &model->acts;
     cudaStream_t stream = model->stream;
     size_t B = model->B, T = model->T, N = B * T, C = model->config.C, NH = model->config.NH, L = model->config.L;
     size_t S = model->shape.B * model->shape.T;  // tokens a layer's block has room for
-    size_t l_ln = model->shape.recompute < 2 ? l : 0, l_gelu = model->shape.recompute < 1 ? l : 0;
-    act_t *ln1 = at_layer(acts->ln1, l_ln, S * C), *qkv = at_layer(acts->qkv, l, S * 3 * C);
-    act_t *att = at_layer(acts->att, l, S * C), *residual2 = at_layer(acts->residual2, l, S * C);
-    act_t *ln2 = at_layer(acts->ln2, l_ln, S * C), *fch = at_layer(acts->fch, l, S * 4 * C);
-    act_t *fch_gelu = at_layer(acts->fch_gelu, l_gelu, S * 4 * C), *residual3 = at_layer(acts->residual3, l, S * C);
+    act_t *qkv = at_layer(acts->qkv, l, S * 3 * C), *fch = at_layer(acts->fch, l, S * 4 * C);
+    act_t *residual2 = at_layer(acts->residual2, l, S * C), *residual3 = at_layer(acts->residual3, l, S * C);
+    StoredInput att = att_input(model, l);
+    NormInput ln2 = ln2_input(model, l);
+    GeluInput gelu = gelu_input(model, l);
 
     linear_begin_layer(linear, model->linears, l);
-    const weight_t *bias = linear_forward(linear, linear_at(model, l, LINEAR_QKV), qkv, ln1, N);
+    const weight_t *bias = linear_forward(linear, linear_at(model, l, LINEAR_QKV), qkv, ln1_input(model, l), N);
     linear_add_bias(qkv, bias, N, 3 * C, stream);  // attention's kernels have no room for it
-    attention_forward(att, at_layer(acts->lse, l, S * NH), qkv, B, T, C, NH, model->work.floats, stream);
+    attention_forward(att.stored, at_layer(acts->lse, l, S * NH), qkv, B, T, C, NH, model->work.floats, stream);
     bias = linear_forward(linear, linear_at(model, l, LINEAR_ATTPROJ), acts->branch, att, N);
-    fused_residual_layernorm_forward(residual2, ln2, at_layer(acts->ln2_mean, l, S), at_layer(acts->ln2_rstd, l, S),
-                                     inp, acts->branch, bias, at_layer(w->ln2w, l, C), at_layer(w->ln2b, l, C), N, C,
-                                     stream);
-    bias = linear_forward(linear, linear_at(model, l, LINEAR_FC), fch, ln2, N);
-    gelu_forward(fch_gelu, fch, bias, N, 4 * C, stream);
-    bias = linear_forward(linear, linear_at(model, l, LINEAR_FCPROJ), acts->branch, fch_gelu, N);
+    norm_forward(model, ln2, fc, residual2, layer_input(model, l), bias);
+    bias = linear_forward(linear, fc, fch, ln2, N);
+    if (!linear_makes_input(linear, fcproj)) gelu_forward(gelu.stored, fch, bias, N, 4 * C, stream);
+    bias = linear_forward(linear, fcproj, acts->branch, gelu, N);
     if (l + 1 < L) {
         shards_await_layer(&model->shards, l + 1, stream);
-        size_t next_ln = model->shape.recompute < 2 ? l + 1 : 0;
-        fused_residual_layernorm_forward(
-            residual3, at_layer(acts->ln1, next_ln, S * C), at_layer(acts->ln1_mean, l + 1, S),
-            at_layer(acts->ln1_rstd, l + 1, S), residual2, acts->branch, bias, at_layer(w->ln1w, l + 1, C),
-            at_layer(w->ln1b, l + 1, C), N, C, stream);
+        norm_forward(model, ln1_input(model, l + 1), linear_at(model, l + 1, LINEAR_QKV), residual3, residual2, bias);
     } else {
         fused_residual_layernorm_forward(residual3, acts->lnf, acts->lnf_mean, acts->lnf_rstd, residual2, acts->branch,
-                                         bias, w->lnfw, w->lnfb, N, C, stream);
+                                         bias, w->lnfw, w->lnfb, (uint32_t *)NULL, N, C, stream);
     }
+}
+
+// From the tokens to the final layernorm.
+static void layers_forward(Model *model) {
+    const DeviceParameters<weight_t> *w = &model->weights;
+    shards_await_embeddings(&model->shards, model->stream);
+    embedding_forward(model->acts.encoded, model->work.tokens, w->wte, w->wpe, model->B, model->T, model->config.C,
+                      model->stream);
+    shards_await_layer(&model->shards, 0, model->stream);
+    norm_forward(model, ln1_input(model, 0), linear_at(model, 0, LINEAR_QKV), NULL, NULL, NULL);
+    for (size_t l = 0; l < model->config.L; l++) layer_forward(model, l);
 }
 
 // Shows the saved activations of the forward pass to the numerics report; what is recomputed later is gone by then.
@@ -657,23 +681,16 @@ static void upload_batch(Model *model, const int32_t *inputs, const int32_t *tar
 // must follow.
 static void model_forward(Model *model, const int32_t *inputs, const int32_t *targets, size_t B, size_t T, float dloss) {
     DeviceRange range("forward");
-    const DeviceParameters<weight_t> *w = &model->weights;
-    DeviceActivations *acts = &model->acts;
-    cudaStream_t stream = model->stream;
-    size_t C = model->config.C, S = model->shape.B * model->shape.T;
     model->B = B;
     model->T = T;
+    model->linear.training = dloss != 0.0f;
     upload_batch(model, inputs, targets, dloss != 0.0f);
     linear_begin_pass(&model->linear);
-    shards_await_embeddings(&model->shards, stream);
-    embedding_forward(acts->encoded, model->work.tokens, w->wte, w->wpe, B, T, C, stream);
-    shards_await_layer(&model->shards, 0, stream);
-    layernorm_forward(acts->ln1, acts->ln1_mean, acts->ln1_rstd, acts->encoded, w->ln1w, w->ln1b, B * T, C, stream);
-    for (size_t l = 0; l < model->config.L; l++)
-        layer_forward(model, l, l == 0 ? acts->encoded : at_layer(acts->residual3, l - 1, S * C));
+    layers_forward(model);
     classifier_forward_backward(model, dloss);
-    CUDA_CHECK(cudaMemcpyAsync(model->host.losses, acts->losses, B * T * sizeof(float), cudaMemcpyDeviceToHost, stream));
-    CUDA_CHECK(cudaEventRecord(model->host.losses_here, stream));
+    CUDA_CHECK(cudaMemcpyAsync(model->host.losses, model->acts.losses, B * T * sizeof(float), cudaMemcpyDeviceToHost,
+                               model->stream));
+    CUDA_CHECK(cudaEventRecord(model->host.losses_here, model->stream));
     if (model->numerics) observe_activations(model);
 }
 
@@ -684,66 +701,71 @@ static void model_forward(Model *model, const int32_t *inputs, const int32_t *ta
 // The MLP of layer l: dresidual, the gradient of residual3, becomes that of residual2.
 static void mlp_backward(Model *model, size_t l) {
     DeviceRange range("mlp backward", l);
-    const DeviceParameters<weight_t> *w = &model->weights;
     DeviceParameters<float> *g = &model->grads;
     DeviceActivations *acts = &model->acts;
     const LinearContext *linear = &model->linear;
+    const DeviceLinear *fc = linear_at(model, l, LINEAR_FC), *fcproj = linear_at(model, l, LINEAR_FCPROJ);
     cudaStream_t stream = model->stream;
-    size_t N = model->B * model->T, C = model->config.C, S = model->shape.B * model->shape.T;
-    size_t l_ln = model->shape.recompute < 2 ? l : 0, l_gelu = model->shape.recompute < 1 ? l : 0;
-    act_t *ln2 = at_layer(acts->ln2, l_ln, S * C), *fch = at_layer(acts->fch, l, S * 4 * C);
-    act_t *fch_gelu = at_layer(acts->fch_gelu, l_gelu, S * 4 * C), *residual2 = at_layer(acts->residual2, l, S * C);
-    float *mean = at_layer(acts->ln2_mean, l, S), *rstd = at_layer(acts->ln2_rstd, l, S);
-    size_t gl = shards_gradient_layer(&model->shards, l);
-    const weight_t *bias = linear_bias_left(linear, linear_at(model, l, LINEAR_FC));
+    size_t N = model->B * model->T, C = model->config.C, gl = shards_gradient_layer(&model->shards, l);
+    int makes_dfch = linear_makes_gradient(linear, fc), again = model->shape.recompute;
+    GeluInput gelu = gelu_input(model, l);
+    NormInput ln2 = ln2_input(model, l);
+    const LayernormColumns<act_t, weight_t> &norm = ln2.source;
+    const act_t *fch = gelu.source.inp;
+    const weight_t *bias = gelu.source.bias.bias;
+    float *dfcb = at_layer(g->fcb, gl, 4 * C);
 
-    if (model->shape.recompute >= 1) gelu_forward(fch_gelu, fch, bias, N, 4 * C, stream);
-    linear_backward(linear, linear_at(model, l, LINEAR_FCPROJ), acts->dhidden, acts->dresidual, fch_gelu, N,
-                    model->accumulate);
+    if (again >= 1 && !linear_makes_input(linear, fcproj)) gelu_forward(gelu.stored, fch, bias, N, 4 * C, stream);
+    linear_backward(linear, fcproj, acts->dhidden, residual_gradient(model, fcproj), gelu, N, model->accumulate);
     observe(model, "dfch_gelu", l, acts->dhidden, N * 4 * C);
-    gelu_backward_bias(acts->dhidden, at_layer(g->fcb, gl, 4 * C), acts->dhidden, fch, bias, N, 4 * C,
-                       model->accumulate, model->work.floats, stream);
-    observe(model, "dfch", l, acts->dhidden, N * 4 * C);
-    if (model->shape.recompute >= 2)
-        layernorm_forward(ln2, mean, rstd, residual2, at_layer(w->ln2w, l, C), at_layer(w->ln2b, l, C), N, C, stream);
-    linear_backward(linear, linear_at(model, l, LINEAR_FC), acts->dnorm, acts->dhidden, ln2, N, model->accumulate);
+    GeluGradient dfch = {acts->dhidden, {acts->dhidden, fch, {bias}, 4 * C}, 0,
+                         {makes_dfch ? dfcb : NULL, model->work.floats, model->accumulate}};
+    if (!makes_dfch) {
+        gelu_backward_bias(acts->dhidden, dfcb, acts->dhidden, fch, bias, N, 4 * C, model->accumulate,
+                           model->work.floats, stream);
+        observe(model, "dfch", l, acts->dhidden, N * 4 * C);
+    }
+    if (again >= 2 && !linear_makes_input(linear, fc)) norm_forward(model, ln2, fc, NULL, NULL, NULL);
+    linear_backward(linear, fc, acts->dnorm, dfch, ln2, N, model->accumulate);
     observe(model, "dln2", l, acts->dnorm, N * C);
     layernorm_backward_sums(acts->dresidual, at_layer(g->ln2w, gl, C), at_layer(g->ln2b, gl, C),
-                            at_layer(g->attprojb, gl, C), acts->dnorm, residual2, at_layer(w->ln2w, l, C), mean, rstd, N,
-                            C, model->work.floats, stream);
+                            at_layer(g->attprojb, gl, C),
+                            linear_amax_word(linear, linear_at(model, l, LINEAR_ATTPROJ), QUANT_DY), acts->dnorm,
+                            norm.inp, norm.weight, norm.mean, norm.rstd, N, C, model->work.floats, stream);
     observe(model, "dresidual2", l, acts->dresidual, N * C);
 }
 
-// The attention of layer l: dresidual, the gradient of residual2, becomes that of the layer's input `inp`.
-static void attention_block_backward(Model *model, size_t l, const act_t *inp) {
+// The attention of layer l: dresidual, the gradient of residual2, becomes that of the layer's input.
+static void attention_block_backward(Model *model, size_t l) {
     DeviceRange range("attention block backward", l);
-    const DeviceParameters<weight_t> *w = &model->weights;
     DeviceParameters<float> *g = &model->grads;
     DeviceActivations *acts = &model->acts;
     const LinearContext *linear = &model->linear;
+    const DeviceLinear *qkv_layer = linear_at(model, l, LINEAR_QKV), *attproj = linear_at(model, l, LINEAR_ATTPROJ);
+    const DeviceLinear *before = l > 0 ? linear_at(model, l - 1, LINEAR_FCPROJ) : NULL;  // reads dresidual next
     cudaStream_t stream = model->stream;
     size_t B = model->B, T = model->T, N = B * T, C = model->config.C, NH = model->config.NH;
-    size_t S = model->shape.B * model->shape.T;
-    act_t *ln1 = at_layer(acts->ln1, model->shape.recompute < 2 ? l : 0, S * C);
-    act_t *qkv = at_layer(acts->qkv, l, S * 3 * C), *att = at_layer(acts->att, l, S * C);
-    float *mean = at_layer(acts->ln1_mean, l, S), *rstd = at_layer(acts->ln1_rstd, l, S);
-    size_t gl = shards_gradient_layer(&model->shards, l);
+    size_t S = model->shape.B * model->shape.T, gl = shards_gradient_layer(&model->shards, l);
+    act_t *qkv = at_layer(acts->qkv, l, S * 3 * C);
+    StoredInput att = att_input(model, l);
+    NormInput ln1 = ln1_input(model, l);
+    const LayernormColumns<act_t, weight_t> &norm = ln1.source;
 
-    linear_backward(linear, linear_at(model, l, LINEAR_ATTPROJ), acts->dnorm, acts->dresidual, att, N,
-                    model->accumulate);
+    linear_backward(linear, attproj, acts->dnorm, residual_gradient(model, attproj), att, N, model->accumulate);
     observe(model, "datt", l, acts->dnorm, N * C);
-    attention_backward(acts->dhidden, acts->dnorm, qkv, att, at_layer(acts->lse, l, S * NH), B, T, C, NH,
+    attention_backward(acts->dhidden, acts->dnorm, qkv, att.stored, at_layer(acts->lse, l, S * NH), B, T, C, NH,
                        model->work.floats, stream);
     observe(model, "dqkv", l, acts->dhidden, N * 3 * C);
-    if (model->shape.recompute >= 2)
-        layernorm_forward(ln1, mean, rstd, inp, at_layer(w->ln1w, l, C), at_layer(w->ln1b, l, C), N, C, stream);
-    matmul_backward_bias(at_layer(g->qkvb, gl, 3 * C), acts->dhidden, N, 3 * C, model->accumulate, model->work.floats,
-                         stream);
-    linear_backward(linear, linear_at(model, l, LINEAR_QKV), acts->dnorm, acts->dhidden, ln1, N, model->accumulate);
+    if (model->shape.recompute >= 2 && !linear_makes_input(linear, qkv_layer))
+        norm_forward(model, ln1, qkv_layer, NULL, NULL, NULL);
+    StoredGradient dqkv = {acts->dhidden, {acts->dhidden, 3 * C}, 0,
+                           {at_layer(g->qkvb, gl, 3 * C), model->work.floats, model->accumulate}};
+    linear_backward(linear, qkv_layer, acts->dnorm, dqkv, ln1, N, model->accumulate);
     observe(model, "dln1", l, acts->dnorm, N * C);
     layernorm_backward_sums(acts->dresidual, at_layer(g->ln1w, gl, C), at_layer(g->ln1b, gl, C),
-                            l > 0 ? at_layer(g->fcprojb, shards_gradient_layer(&model->shards, l - 1), C) : (float *)NULL, acts->dnorm, inp,
-                            at_layer(w->ln1w, l, C), mean, rstd, N, C, model->work.floats, stream);
+                            before ? at_layer(g->fcprojb, shards_gradient_layer(&model->shards, l - 1), C) : (float *)NULL,
+                            before ? linear_amax_word(linear, before, QUANT_DY) : (uint32_t *)NULL, acts->dnorm,
+                            norm.inp, norm.weight, norm.mean, norm.rstd, N, C, model->work.floats, stream);
     observe(model, l == 0 ? "dencoded" : "dresidual3", l == 0 ? 0 : l - 1, acts->dresidual, N * C);
 }
 
@@ -782,15 +804,16 @@ static void model_backward(Model *model) {
     observe(model, "dlnf", 0, acts->dnorm, N * C);
     device_clear(acts->dresidual, N * C * sizeof(grad_t), stream);
     layernorm_backward_sums(acts->dresidual, model->grads.lnfw, model->grads.lnfb,
-                            at_layer(model->grads.fcprojb, shards_gradient_layer(&model->shards, L - 1), C), acts->dnorm,
-                            at_layer(acts->residual3, L - 1, S * C), model->weights.lnfw, acts->lnf_mean,
+                            at_layer(model->grads.fcprojb, shards_gradient_layer(&model->shards, L - 1), C),
+                            linear_amax_word(&model->linear, linear_at(model, L - 1, LINEAR_FCPROJ), QUANT_DY),
+                            acts->dnorm, at_layer(acts->residual3, L - 1, S * C), model->weights.lnfw, acts->lnf_mean,
                             acts->lnf_rstd, N, C, model->work.floats, stream);
     observe(model, "dresidual3", L - 1, acts->dresidual, N * C);
     for (size_t l = L; l-- > 0;) {
         size_t first, layers = shards_layer_begins(&model->shards, l, &first, stream);
         if (layers) clear_gradients(model, first, layers, 0);
         mlp_backward(model, l);
-        attention_block_backward(model, l, l == 0 ? acts->encoded : at_layer(acts->residual3, l - 1, S * C));
+        attention_block_backward(model, l);
         shards_layer_done(&model->shards, l, (float *)model->grads_arena.base, stream);
     }
     embedding_backward(model->grads.wte, model->grads.wpe, acts->dresidual, &model->plan,
@@ -939,21 +962,22 @@ static void model_logits(Model *model, int32_t token, size_t pos, float *logits)
     CUDA_CHECK(cudaMemcpyAsync(model->work.tokens, model->host.tokens, sizeof token, cudaMemcpyHostToDevice, stream));
     CUDA_CHECK(cudaEventRecord(model->host.uploaded, stream));
     embedding_forward(x, model->work.tokens, w->wte, w->wpe + pos * C, 1, 1, C, stream);
-    layernorm_forward(norm, mean, rstd, x, w->ln1w, w->ln1b, 1, C, stream);
+    layernorm_forward(norm, mean, rstd, x, w->ln1w, w->ln1b, (uint32_t *)NULL, 1, C, stream);
     for (size_t l = 0; l < model->config.L; l++) {
         int last = l + 1 == model->config.L;
         matvec_forward(qkv, norm, at_layer(w->qkvw, l, 3 * C * C), at_layer(w->qkvb, l, 3 * C), C, 3 * C, stream);
         attention_decode(att, qkv, model->work.kcache + l * cache, model->work.vcache + l * cache, pos, C, NH, stream);
         matvec_forward(branch, att, at_layer(w->attprojw, l, C * C), at_layer(w->attprojb, l, C), C, C, stream);
         fused_residual_layernorm_forward(x, norm, mean, rstd, x, branch, (weight_t *)NULL, at_layer(w->ln2w, l, C),
-                                         at_layer(w->ln2b, l, C), 1, C, stream);
+                                         at_layer(w->ln2b, l, C), (uint32_t *)NULL, 1, C, stream);
         matvec_forward(fch, norm, at_layer(w->fcw, l, 4 * C * C), at_layer(w->fcb, l, 4 * C), C, 4 * C, stream);
         gelu_forward(fch_gelu, fch, (weight_t *)NULL, 1, 4 * C, stream);
         matvec_forward(branch, fch_gelu, at_layer(w->fcprojw, l, 4 * C * C), at_layer(w->fcprojb, l, C), 4 * C, C,
                        stream);
         fused_residual_layernorm_forward(x, norm, mean, rstd, x, branch, (weight_t *)NULL,
                                          last ? w->lnfw : at_layer(w->ln1w, l + 1, C),
-                                         last ? w->lnfb : at_layer(w->ln1b, l + 1, C), 1, C, stream);
+                                         last ? w->lnfb : at_layer(w->ln1b, l + 1, C), (uint32_t *)NULL, 1, C,
+                                         stream);
     }
     matvec_forward(out, norm, w->wte, (weight_t *)NULL, C, V, stream);
     float *floats = floats_from_device(model, out, V);

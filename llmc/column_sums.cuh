@@ -33,14 +33,11 @@ static inline void sum_partials(float *out, const float *partials, size_t blocks
 
 #define COLUMN_SUMS_WARPS 8
 #define COLUMN_SUMS_WIDTH (WARP_SIZE * PACK)  // columns a block works on
-#define COLUMN_SUMS_MAX_BLOCKS ((size_t)256)  // row blocks: with 12 blocks of columns (d12's 4 C) 3,072 blocks
+#define COLUMN_SUMS_ROWS 128                  // rows of a block: those of a tile of quantize.cuh, which sums alike
 #define COLUMN_SUMS_UNROLL 4                  // rows whose loads are under way together
 
-static inline size_t column_sums_block_rows(size_t N) {
-    return round_up(max_size(ceil_div(N, COLUMN_SUMS_MAX_BLOCKS), 1), COLUMN_SUMS_WARPS * COLUMN_SUMS_UNROLL);
-}
 static inline size_t column_sums_scratch_elems(size_t N, size_t cols) {
-    return ceil_div(N, column_sums_block_rows(N)) * cols;
+    return ceil_div(N, COLUMN_SUMS_ROWS) * cols;
 }
 
 // A tensor as kernels here take it, eight columns of a row at a time, in memory or made of what is: such a struct has
@@ -48,12 +45,14 @@ static inline size_t column_sums_scratch_elems(size_t N, size_t cols) {
 //   load(row, col)         what is read for them in a row: several of these are under way at once
 //   finish(raw, columns)   their values, as they are stored
 //   Value, BYTES           the type they are stored in, and the bytes that load() reads for each
+//   cast_name()            what to call the pass in which quantize.cuh makes and casts it
 template <typename T>
 struct StoredColumns {
     typedef T Value;
     typedef Packed<T, PACK> Raw;
     struct Columns {};
     static constexpr double BYTES = sizeof(T);
+    static const char *cast_name() { return "quantize: cast"; }
     const T *data;
     size_t cols;
     __device__ __forceinline__ Columns columns(size_t) const { return {}; }
@@ -64,18 +63,18 @@ struct StoredColumns {
 // Partial sums of `f`, a tensor; stored: what it makes, or NULL. Warps take rows in turn.
 template <typename F>
 __global__ void __launch_bounds__(WARP_SIZE *COLUMN_SUMS_WARPS, 2)
-    column_sums_kernel(float *partials, F f, typename F::Value *stored, size_t N, size_t cols, size_t block_rows,
+    column_sums_kernel(float *partials, F f, typename F::Value *stored, size_t N, size_t cols,
                        unsigned col_blocks) {
     __shared__ float shared[COLUMN_SUMS_WARPS][COLUMN_SUMS_WIDTH];
     const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
     const size_t row_block = blockIdx.x / col_blocks;
     const size_t col = (size_t)(blockIdx.x % col_blocks) * COLUMN_SUMS_WIDTH + lane * PACK;
-    const size_t end = (row_block + 1) * block_rows < N ? (row_block + 1) * block_rows : N;
+    const size_t begin = row_block * COLUMN_SUMS_ROWS;
+    const size_t end = begin + COLUMN_SUMS_ROWS < N ? begin + COLUMN_SUMS_ROWS : N;
     float sums[PACK] = {};
     if (col < cols) {
         const typename F::Columns columns = f.columns(col);
-        for (size_t first = row_block * block_rows + warp; first < end;
-             first += COLUMN_SUMS_WARPS * COLUMN_SUMS_UNROLL) {
+        for (size_t first = begin + warp; first < end; first += COLUMN_SUMS_WARPS * COLUMN_SUMS_UNROLL) {
             typename F::Raw raw[COLUMN_SUMS_UNROLL];
 #pragma unroll
             for (int i = 0; i < COLUMN_SUMS_UNROLL; i++)
@@ -107,10 +106,10 @@ __global__ void __launch_bounds__(WARP_SIZE *COLUMN_SUMS_WARPS, 2)
 template <typename F>
 static inline void column_sums(float *out, F f, typename F::Value *stored, size_t N, size_t cols, int accumulate,
                                float *scratch, cudaStream_t stream) {
-    const size_t block_rows = column_sums_block_rows(N), row_blocks = ceil_div(N, block_rows);
+    const size_t row_blocks = ceil_div(N, COLUMN_SUMS_ROWS);
     const size_t col_blocks = ceil_div(cols, COLUMN_SUMS_WIDTH);
     launch(column_sums_kernel<F>, grid_1d(row_blocks * col_blocks), WARP_SIZE * COLUMN_SUMS_WARPS, 0, stream, scratch,
-           f, stored, N, cols, block_rows, (unsigned)col_blocks);
+           f, stored, N, cols, (unsigned)col_blocks);
     sum_partials(out, scratch, row_blocks, cols, cols, accumulate, stream);
 }
 

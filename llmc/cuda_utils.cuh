@@ -11,6 +11,7 @@
 #include <cuda_runtime.h>
 
 #include "device_op.cuh"
+#include "formats.h"
 #include "utils.h"
 
 #ifdef EMU
@@ -197,6 +198,27 @@ __device__ __forceinline__ float warp_max(float x) {
     for (int distance = WARP_SIZE / 2; distance > 0; distance /= 2)
         x = fmaxf(x, __shfl_xor_sync(FULL_WARP, x, distance));
     return x;
+}
+
+// Largest magnitudes as patterns of fp32, which order as magnitudes do: integers have an atomic maximum, and a maximum
+// does not depend on the order. NaN counts as 0 (fmaxf drops it, too).
+__device__ __forceinline__ uint32_t amax_bits(float x) {
+    const uint32_t bits = bits_of_float(x) & 0x7fffffffu;
+    return bits <= 0x7f800000u ? bits : 0;
+}
+__device__ __forceinline__ uint32_t amax_of(uint32_t a, uint32_t b) { return a > b ? a : b; }
+
+// Of the lanes whose numbers differ in a run of bits, highest to lowest; in each of them.
+__device__ __forceinline__ uint32_t amax_lanes(uint32_t amax, int highest, int lowest) {
+    for (int distance = highest; distance >= lowest; distance /= 2)
+        amax = amax_of(amax, __shfl_xor_sync(FULL_WARP, amax, distance));
+    return amax;
+}
+
+// *to = max(*to, a warp's), in global memory. All its lanes take part; most warps find that they have nothing to add.
+__device__ __forceinline__ void amax_record(uint32_t *to, uint32_t amax) {
+    amax = amax_lanes(amax, WARP_SIZE / 2, 1);
+    if (threadIdx.x % WARP_SIZE == 0 && amax > __ldcg(to)) atomicMax(to, amax);
 }
 
 // Over a block of WARPS full warps, in every thread; warps are added in order. `shared` holds WARPS values and is free

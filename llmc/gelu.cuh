@@ -49,6 +49,7 @@ struct GeluColumns {
     typedef Packed<T, PACK> Raw;
     typedef typename GeluBias<T, W>::Columns Columns;
     static constexpr double BYTES = sizeof(T);
+    static const char *cast_name() { return "gelu_forward and cast"; }
     const T *inp;
     GeluBias<T, W> bias;
     size_t cols;
@@ -63,7 +64,7 @@ struct GeluColumns {
 };
 
 template <typename T, typename W>
-__global__ void __launch_bounds__(GELU_THREADS, 6)
+__global__ void __launch_bounds__(GELU_THREADS, 5)
     gelu_forward_kernel(T *out, GeluColumns<T, W> gelu, size_t vectors, unsigned across) {
     const size_t first = (size_t)blockIdx.x * GELU_THREADS * GELU_VECTORS + threadIdx.x;
     Packed<T, PACK> x[GELU_VECTORS];
@@ -133,6 +134,7 @@ struct GeluBackwardColumns {
     };
     typedef typename GeluBias<T, W>::Columns Columns;
     static constexpr double BYTES = sizeof(G) + sizeof(T);
+    static const char *cast_name() { return "gelu_backward_bias and cast"; }
     const G *dout;
     const T *inp;
     GeluBias<T, W> bias;

@@ -18,15 +18,20 @@ __device__ __forceinline__ float layernorm_row_sum(float x, float *shared) {
     else return block_sum<ROW_WARPS>(x, shared);
 }
 
+__device__ __forceinline__ float layernorm_value(float x, float mean, float rstd, float weight, float bias) {
+    return fmaf((x - mean) * rstd, weight, bias);
+}
+
 // VECTORS: 8-column vectors a thread holds; ROW_WARPS: 1 or LAYERNORM_WARPS. inp2 and residual are NULL where the
-// residual is not FUSED, inp2_bias where inp2 has it already. Threads without columns take part with zeros.
+// residual is not FUSED, inp2_bias where inp2 has it already, `out` where nothing reads
+// it, amax where that is not wanted. Threads without columns take part with zeros.
 template <typename T, typename W, int VECTORS, int ROW_WARPS, bool FUSED>
 __global__ void __launch_bounds__(WARP_SIZE *LAYERNORM_WARPS, VECTORS <= 3                          ? 4
                                                               : VECTORS <= 4                        ? 3
                                                               : VECTORS <= (sizeof(T) == 2 ? 7 : 6) ? 2
                                                                                                     : 1)
     layernorm_forward_kernel(T *residual, T *out, float *mean, float *rstd, const T *inp1, const T *inp2,
-                             const W *inp2_bias, const W *weight, const W *bias, size_t N, int C) {
+                             const W *inp2_bias, const W *weight, const W *bias, uint32_t *amax, size_t N, int C) {
     __shared__ float shared[2][LAYERNORM_WARPS];
     const int rows = LAYERNORM_WARPS / ROW_WARPS;
     const int first = (threadIdx.x % (WARP_SIZE * ROW_WARPS)) * PACK;  // this thread's first column
@@ -68,21 +73,61 @@ __global__ void __launch_bounds__(WARP_SIZE *LAYERNORM_WARPS, VECTORS <= 3      
                 squares = fmaf(centred, centred, squares);
             }
     const float s = 1.0f / sqrtf(layernorm_row_sum<ROW_WARPS>(squares, shared[1]) / (float)C + LAYERNORM_EPSILON);
-#pragma unroll
-    for (int i = 0; i < VECTORS; i++) {
-        if (first + i * step >= C) continue;
-        float y[PACK], w[PACK], shift[PACK];
-        load_floats(w, weight + first + i * step);
-        load_floats(shift, bias + first + i * step);
-#pragma unroll
-        for (int j = 0; j < PACK; j++) y[j] = fmaf((to_float(a[i][j]) - m) * s, w[j], shift[j]);
-        store_floats(out + row * C + first + i * step, y);
-    }
     if (first == 0) {
         mean[row] = m;
         rstd[row] = s;
     }
+    if (!out && !amax) return;
+    uint32_t largest = 0;
+#pragma unroll
+    for (int i = 0; i < VECTORS; i++) {
+        if (first + i * step >= C) continue;
+        float w[PACK], shift[PACK];
+        Packed<T, PACK> y;
+        load_floats(w, weight + first + i * step);
+        load_floats(shift, bias + first + i * step);
+#pragma unroll
+        for (int j = 0; j < PACK; j++) y[j] = from_float<T>(layernorm_value(to_float(a[i][j]), m, s, w[j], shift[j]));
+        if (out) store_packed(out + row * C + first + i * step, y);
+        if (!amax) continue;
+#pragma unroll
+        for (int j = 0; j < PACK; j++) largest = amax_of(largest, amax_bits(to_float(y[j])));
+    }
+    if (amax) amax_record(amax, largest);
 }
+
+// The output of a layernorm whose statistics are known, as column_sums.cuh describes tensors.
+template <typename T, typename W>
+struct LayernormColumns {
+    typedef T Value;
+    struct Raw {
+        Packed<T, PACK> x;
+        float mean, rstd;
+    };
+    struct Columns {
+        Packed<W, PACK> weight, bias;
+    };
+    static constexpr double BYTES = sizeof(T);
+    static const char *cast_name() { return "quantize: layernorm and cast"; }
+    const T *inp;
+    float *mean, *rstd;
+    const W *weight, *bias;
+    size_t cols;
+    __device__ __forceinline__ Columns columns(size_t col) const {
+        return {load_packed(weight + col), load_packed(bias + col)};
+    }
+    __device__ __forceinline__ Raw load(size_t row, size_t col) const {
+        return {load_packed(inp + row * cols + col), mean[row], rstd[row]};
+    }
+    __device__ __forceinline__ Packed<T, PACK> finish(const Raw &raw, const Columns &c) const {
+        Packed<T, PACK> y;
+#pragma unroll
+        for (int j = 0; j < PACK; j++)
+            y[j] = from_float<T>(layernorm_value(to_float(raw.x[j]), raw.mean, raw.rstd, to_float(c.weight[j]),
+                                                 to_float(c.bias[j])));
+        return y;
+    }
+};
 
 #define LAYERNORM_MAX_C ((size_t)8192)
 
@@ -95,10 +140,10 @@ static inline void layernorm_check_columns(size_t C) {
 template <bool FUSED, typename T, typename W>
 static inline void layernorm_forward_dispatch(T *residual, T *out, float *mean, float *rstd, const T *inp1,
                                               const T *inp2, const W *inp2_bias, const W *weight, const W *bias,
-                                              size_t N, size_t C, cudaStream_t stream) {
+                                              uint32_t *amax, size_t N, size_t C, cudaStream_t stream) {
     layernorm_check_columns(C);
-    void (*kernel)(T *, T *, float *, float *, const T *, const T *, const W *, const W *, const W *, size_t, int) =
-        NULL;
+    void (*kernel)(T *, T *, float *, float *, const T *, const T *, const W *, const W *, const W *, uint32_t *,
+                   size_t, int) = NULL;
     size_t rows = LAYERNORM_WARPS;
     if (C <= 2048) {
         switch (ceil_div(C, WARP_SIZE * PACK)) {
@@ -120,27 +165,30 @@ static inline void layernorm_forward_dispatch(T *residual, T *out, float *mean, 
         else kernel = layernorm_forward_kernel<T, W, 4, LAYERNORM_WARPS, FUSED>;
     }
     launch(kernel, grid_1d(ceil_div(N, rows)), WARP_SIZE * LAYERNORM_WARPS, 0, stream, residual, out, mean, rstd, inp1,
-           inp2, inp2_bias, weight, bias, N, (int)C);
+           inp2, inp2_bias, weight, bias, amax, N, (int)C);
 }
 
 // layernorm_forward: see layernorm.h; C % 8 == 0, C <= 8192; moves 2 N C elements
+//   out NULL: the statistics alone; a cast makes the output itself, with LayernormColumns
+//   amax, unless NULL: = max(what is there, pattern of the largest magnitude of the output)
 template <typename T, typename W>
 static inline void layernorm_forward(T *out, float *mean, float *rstd, const T *inp, const W *weight, const W *bias,
-                                     size_t N, size_t C, cudaStream_t stream) {
-    DeviceOp op("layernorm_forward", (double)(N * C) * 2 * sizeof(T), 0, stream);
-    layernorm_forward_dispatch<false>((T *)NULL, out, mean, rstd, inp, (const T *)NULL, (const W *)NULL, weight,
-                                     bias, N, C, stream);
+                                     uint32_t *amax, size_t N, size_t C, cudaStream_t stream) {
+    DeviceOp op("layernorm_forward", (double)(N * C) * (out ? 2 : 1) * sizeof(T), 0, stream);
+    layernorm_forward_dispatch<false>((T *)NULL, out, mean, rstd, inp, (const T *)NULL, (const W *)NULL, weight, bias,
+                                      amax, N, C, stream);
 }
 
 // fused_residual_layernorm_forward: see layernorm.h; residual may be inp1 or inp2; moves 4 N C elements
 //   inp2_bias (C): of the linear layer that inp2 comes from, where that has not added it: inp2 + inp2_bias is rounded
 //   before it is added to the residual; NULL: none
+//   out, amax: as above
 template <typename T, typename W>
 static inline void fused_residual_layernorm_forward(T *residual, T *out, float *mean, float *rstd, const T *inp1,
                                                     const T *inp2, const W *inp2_bias, const W *weight, const W *bias,
-                                                    size_t N, size_t C, cudaStream_t stream) {
-    DeviceOp op("fused_residual_layernorm_forward", (double)(N * C) * 4 * sizeof(T), 0, stream);
-    layernorm_forward_dispatch<true>(residual, out, mean, rstd, inp1, inp2, inp2_bias, weight, bias, N, C, stream);
+                                                    uint32_t *amax, size_t N, size_t C, cudaStream_t stream) {
+    DeviceOp op("fused_residual_layernorm_forward", (double)(N * C) * (out ? 4 : 3) * sizeof(T), 0, stream);
+    layernorm_forward_dispatch<true>(residual, out, mean, rstd, inp1, inp2, inp2_bias, weight, bias, amax, N, C, stream);
 }
 
 // ----------------------------------------------------------------------------------------------------------------
@@ -159,7 +207,7 @@ static inline size_t layernorm_backward_scratch_elems(size_t N, size_t C) {
 // partials (blocks, 3, C): sums of dout x^, of dout, and of the new dinp. THREADS >= C / 8.
 template <typename G, typename T, typename W, int THREADS, int BLOCKS_PER_SM>
 __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
-    layernorm_backward_kernel(G *dinp, float *partials, const G *dout, const T *inp, const W *weight, const float *mean,
+    layernorm_backward_kernel(G *dinp, float *partials, uint32_t *amax, const G *dout, const T *inp, const W *weight, const float *mean,
                               const float *rstd, size_t N, int C, size_t block_rows) {
     // Rows whose loads are under way together: as many as fit the registers, 64 KB and more on a multiprocessor.
     constexpr int ROWS = THREADS > 512 ? 1 : THREADS > 256 || sizeof(T) == 4 ? 2 : THREADS > 160 ? 3 : 4;
@@ -169,6 +217,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     const bool active = col < C;
     const size_t begin = blockIdx.x * block_rows, end = begin + block_rows < N ? begin + block_rows : N;
     float sum_dw[PACK] = {}, sum_db[PACK] = {}, sum_dx[PACK] = {};
+    uint32_t largest = 0;
     Packed<W, PACK> w;
     if (active) w = load_packed(weight + col);
     int parity = 0;
@@ -224,10 +273,12 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
                 sum_dw[j] = fmaf(d_out, x_hat, sum_dw[j]);
                 sum_db[j] += d_out;
                 sum_dx[j] += to_float(dx[r][j]);
+                if (amax) largest = amax_of(largest, amax_bits(to_float(dx[r][j])));
             }
             store_packed(dinp + (row + r) * C + col, dx[r]);
         }
     }
+    if (amax) amax_record(amax, largest);
     if (!active) return;
     float *out = partials + (size_t)blockIdx.x * 3 * C + col;
     store_floats(out, sum_dw);
@@ -238,13 +289,15 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 // layernorm_backward_sums: layernorm_backward, and from the same visit
 //   dinp_sums (C) f32 += the column sums of dinp as stored, or NULL: the residual stream's gradient is also that of the
 //   projection that was added to it, so this is that projection's bias gradient
+//   amax, unless NULL: = max(what is there, pattern of the largest magnitude of dinp as stored)
 //   C % 8 == 0, C <= 8192      moves 4 N C elements
 template <typename G, typename T, typename W>
-static inline void layernorm_backward_sums(G *dinp, float *dweight, float *dbias, float *dinp_sums, const G *dout,
-                                           const T *inp, const W *weight, const float *mean, const float *rstd,
-                                           size_t N, size_t C, float *scratch, cudaStream_t stream) {
+static inline void layernorm_backward_sums(G *dinp, float *dweight, float *dbias, float *dinp_sums, uint32_t *amax,
+                                           const G *dout, const T *inp, const W *weight, const float *mean,
+                                           const float *rstd, size_t N, size_t C, float *scratch,
+                                           cudaStream_t stream) {
     layernorm_check_columns(C);
-    void (*kernel)(G *, float *, const G *, const T *, const W *, const float *, const float *, size_t, int, size_t) =
+    void (*kernel)(G *, float *, uint32_t *, const G *, const T *, const W *, const float *, const float *, size_t, int, size_t) =
         NULL;
     unsigned threads = (unsigned)round_up(C / PACK, WARP_SIZE);
     // Blocks an SM: what registers allow (about 170 a thread without spills), so 4 x 96 threads for d12.
@@ -264,8 +317,8 @@ static inline void layernorm_backward_sums(G *dinp, float *dweight, float *dbias
 #undef CASE
     size_t block_rows = layernorm_backward_block_rows(N), blocks = ceil_div(N, block_rows);
     DeviceOp op("layernorm_backward", (double)(N * C) * (3 * sizeof(G) + sizeof(T)), 0, stream);
-    launch(kernel, grid_1d(blocks), threads, 0, stream, dinp, scratch, dout, inp, weight, mean, rstd, N, (int)C,
-           block_rows);
+    launch(kernel, grid_1d(blocks), threads, 0, stream, dinp, scratch, amax, dout, inp, weight, mean, rstd, N,
+           (int)C, block_rows);
     sum_partials(dweight, scratch, blocks, 3 * C, C, 1, stream);
     sum_partials(dbias, scratch + C, blocks, 3 * C, C, 1, stream);
     if (dinp_sums) sum_partials(dinp_sums, scratch + 2 * C, blocks, 3 * C, C, 1, stream);
@@ -276,7 +329,8 @@ template <typename G, typename T, typename W>
 static inline void layernorm_backward(G *dinp, float *dweight, float *dbias, const G *dout, const T *inp,
                                       const W *weight, const float *mean, const float *rstd, size_t N, size_t C,
                                       float *scratch, cudaStream_t stream) {
-    layernorm_backward_sums(dinp, dweight, dbias, (float *)NULL, dout, inp, weight, mean, rstd, N, C, scratch, stream);
+    layernorm_backward_sums(dinp, dweight, dbias, (float *)NULL, (uint32_t *)NULL, dout, inp, weight, mean, rstd, N, C,
+                            scratch, stream);
 }
 
 #endif

@@ -1,8 +1,11 @@
 // linear.cuh: the CUDA twin of linear.h: a linear layer's three matrix products, operands cast as the recipe has it.
 //
 // Each product is native (fp8 or fp4 through cuBLASLt) or emulated (the same casts, written as bf16 values, through a
-// bf16 product), decided once for each kind of layer by asking cuBLASLt: LinearRoutes. A bias's gradient is not made
-// here: kernels that have dY in hand anyway make it.
+// bf16 product), decided once for each kind of layer by asking cuBLASLt: LinearRoutes.
+//
+// A tensor that only a layer's casts read is not stored: they make it, in both directions at once, and x for wgrad waits
+// for the backward pass as the cast that it is (linear_makes_input, linear_makes_gradient). The bits are those of passes
+// that store it and cast it, which is what reports and tests have (`apart`).
 //
 // Maxima, scales, histories and counts of numbers that are not finite stay on the device: words of 32 bits, one of a
 // kind for each (layer, role), and histories laid out as linear.h's, so that a checkpoint holds the same. The host
@@ -56,7 +59,7 @@ typedef struct {
     uint64_t weights_version, cast_version;  // of the weights, and of those that were cast
     int casting;                             // this forward pass casts them
     uint32_t step, micro_step, layers;       // as in linear.h
-    int training;
+    int training;  // a backward pass follows
     int apart;  // 1: every tensor is stored as the CPU has it, by passes of their own: what tests and reports look at
     void (*observe)(void *context, const Linear *l, QuantRole role, QuantGemm gemm, const QuantSpec *spec,
                     const QuantResult *result, const float *in, const float *values, size_t n);
@@ -305,12 +308,12 @@ static inline DeviceOperand linear_slot_operand(const LinearContext *ctx, const 
     return x;
 }
 
-// Where products are cast, what they read is bf16. The compiler looks at this in builds where they are not, too.
-static inline const __nv_bfloat16 *cast_source(const act_t *in) { return (const __nv_bfloat16 *)in; }
-
-// Casts `in` for one or two products at once, where it can. amax_known: the role's amax word holds it.
+// Casts a tensor for one or two products at once, where it can. sums: of its columns, .out NULL: none. amax_known: the
+// role's amax word holds it.
+template <typename Source>
 static inline void linear_cast(const LinearContext *ctx, const Linear *l, QuantRole role, const QuantCast *casts,
-                               int count, const act_t *in, size_t rows, size_t cols, int amax_known) {
+                               int count, const Source &source, QuantSums sums, size_t rows, size_t cols,
+                               int amax_known) {
     if constexpr (BUILD_SCALING != SCALING_NONE) {
         constexpr ScalingRule scaling = BUILD_SCALING == SCALING_DELAYED ? SCALING_TENSOR : BUILD_SCALING;
         const QuantState state = linear_state(ctx, l, role);
@@ -318,16 +321,25 @@ static inline void linear_cast(const LinearContext *ctx, const Linear *l, QuantR
         constexpr ScalingRule other = BUILD_SCALING == SCALING_ROW ? SCALING_TENSOR : scaling;
         if (count == 2 &&
             (casts[0].spec.scaling != casts[1].spec.scaling || casts[0].operand->format != casts[1].operand->format)) {
-            linear_cast(ctx, l, role, &casts[0], 1, in, rows, cols, amax_known);
-            linear_cast(ctx, l, role, &casts[1], 1, in, rows, cols, amax_known);
+            linear_cast(ctx, l, role, &casts[0], 1, source, sums, rows, cols, amax_known);
+            sums.out = NULL;
+            linear_cast(ctx, l, role, &casts[1], 1, source, sums, rows, cols, amax_known);
         } else if (other != scaling && casts[0].spec.scaling == other) {
-            quantize_device<other>(casts, count, &state, cast_source(in), rows, cols, amax_known, NULL, ctx->stream);
+            quantize_device<other>(casts, count, &state, source, &sums, rows, cols, amax_known, NULL, ctx->stream);
         } else {
             amax_known = amax_known || (BUILD_SCALING == SCALING_DELAYED && *ctx->host_missing == 0);
-            quantize_device<scaling>(casts, count, &state, cast_source(in), rows, cols, amax_known, ctx->amax_scratch,
+            quantize_device<scaling>(casts, count, &state, source, &sums, rows, cols, amax_known, ctx->amax_scratch,
                                      ctx->stream);
         }
     }
+}
+
+// The same of a tensor in memory, without sums.
+static inline void linear_cast_stored(const LinearContext *ctx, const Linear *l, QuantRole role, const QuantCast *casts,
+                                      int count, const act_t *in, size_t rows, size_t cols, int amax_known) {
+    const StoredColumns<act_t> source = {in, cols};
+    const QuantSums none = {NULL, NULL, 0};
+    linear_cast(ctx, l, role, casts, count, source, none, rows, cols, amax_known);
 }
 
 static inline void linear_clear_words(const LinearContext *ctx, LinearWord first, LinearWord end) {
@@ -352,7 +364,7 @@ static inline void linear_begin_layer(LinearContext *ctx, DeviceLinear *linears,
         if (l->high) continue;
         QuantCast casts[2] = {{linear_spec_now(ctx, l, QUANT_W, GEMM_FPROP), &linears[i].w_fprop},
                               {linear_spec_now(ctx, l, QUANT_W, GEMM_DGRAD), &linears[i].w_dgrad}};
-        linear_cast(ctx, l, QUANT_W, casts, 2, linears[i].weight, l->OC, l->C, 0);
+        linear_cast_stored(ctx, l, QUANT_W, casts, 2, linears[i].weight, l->OC, l->C, 0);
     }
 }
 
@@ -501,20 +513,105 @@ static inline const weight_t *linear_bias_left(const LinearContext *ctx, const D
     return linear_forward_high(ctx, &linear->layer) || ctx->apart ? NULL : linear->bias;
 }
 
-// linear_forward: out (N, OC) act = inp (N, C) act . weight^T, + bias but for linear_bias_left(), which it returns
+// Can this build's casts make a tensor? Those of nv look at it down columns; row_gwhp's wgrad reads it uncast.
+static inline int linear_casts_make(const LinearContext *ctx) {
+    return BUILD_SCALING != SCALING_NONE && BUILD_SCALING != SCALING_NV && ctx->recipe->scaling != SCALING_ROW_GWHP &&
+           !ctx->apart;
+}
+
+// 1: the casts of the layer's input make it, of LinearInput.source; nothing is to store it.
+static inline int linear_makes_input(const LinearContext *ctx, const DeviceLinear *linear) {
+    return linear_casts_make(ctx) && !linear_forward_high(ctx, &linear->layer);
+}
+
+// 1: the cast of its output's gradient makes that, of LinearGradient.source, and the bias's gradient along.
+static inline int linear_makes_gradient(const LinearContext *ctx, const DeviceLinear *linear) {
+    return linear_casts_make(ctx) && !linear->layer.high;
+}
+
+// Current scaling: the word to which the kernel that makes x, or dY, is to record its amax, so that no pass looks for it;
+// NULL: nobody asks.
+static inline uint32_t *linear_amax_word(const LinearContext *ctx, const DeviceLinear *linear, QuantRole role) {
+    const int high = role == QUANT_X ? linear_forward_high(ctx, &linear->layer) : linear->layer.high != HIGH_NOT;
+    if (BUILD_SCALING != SCALING_TENSOR || high) return NULL;
+    return linear_word(ctx, role == QUANT_X ? WORD_X_AMAX : WORD_DY_AMAX, &linear->layer);
+}
+
+// A layer's input (N, C).
+template <typename Source>
+struct LinearInput {
+    act_t *stored;  // the tensor, where linear_makes_input() is 0
+    Source source;        // what it is made of, where that is 1
+    int amax_known;       // linear_amax_word() has its amax
+    void *room;           // where its cast for wgrad may wait for the backward pass; NULL: it is made again
+    size_t room_bytes;
+};
+
+// The gradient (N, OC) of its output.
+template <typename Source>
+struct LinearGradient {
+    const grad_t *stored;  // the tensor, where linear_makes_gradient() is 0
+    Source source;         // what it is made of, where that is 1
+    int amax_known;
+    QuantSums bias;        // .out: the bias's gradient, to be made here; NULL: it is made elsewhere
+};
+
+// x as wgrad reads it, in the room where it waits; .codes is NULL where it does not. The room is that of the bf16 tensor,
+// which the codes fit in unless there are a handful of tokens.
+template <typename Source>
+static inline DeviceOperand linear_kept_operand(const LinearContext *ctx, const DeviceLinear *linear,
+                                                const LinearInput<Source> *inp, size_t N) {
+    const Linear *l = &linear->layer;
+    const QuantSpec spec = linear_spec_now(ctx, l, QUANT_X, GEMM_WGRAD);
+    DeviceOperand x = linear_operand(&ctx->routes, l, &spec, QUANT_X, GEMM_WGRAD, N);
+    const size_t scales_at = round_up(quant_code_bytes(&x), 16);
+    if (!ctx->training || !linear_makes_input(ctx, linear) || scales_at + quant_scale_bytes(&x) > inp->room_bytes)
+        return x;
+    x.codes = inp->room;
+    x.scales = (char *)inp->room + scales_at;
+    if (x.layout == SCALES_SCALAR) x.alpha_part = linear_state(ctx, l, QUANT_X).decode;
+    return x;
+}
+
+// Casts x as it is, or made; likewise dY, with the sums of its columns.
+template <typename Source>
+static inline void linear_cast_input(const LinearContext *ctx, const DeviceLinear *linear, const QuantCast *casts,
+                                     int count, const LinearInput<Source> &inp, size_t N, int amax_known) {
+    const Linear *l = &linear->layer;
+    const QuantSums none = {NULL, NULL, 0};
+    if (!linear_makes_input(ctx, linear))
+        linear_cast_stored(ctx, l, QUANT_X, casts, count, inp.stored, N, l->C, amax_known);
+    else if constexpr (BUILD_SCALING != SCALING_NV)
+        linear_cast(ctx, l, QUANT_X, casts, count, inp.source, none, N, l->C, amax_known);
+}
+
+template <typename Source>
+static inline void linear_cast_gradient(const LinearContext *ctx, const DeviceLinear *linear, const QuantCast *casts,
+                                        int count, const LinearGradient<Source> &dout, size_t N) {
+    const Linear *l = &linear->layer;
+    if (!linear_makes_gradient(ctx, linear))
+        linear_cast_stored(ctx, l, QUANT_DY, casts, count, dout.stored, N, l->OC, dout.amax_known);
+    else if constexpr (BUILD_SCALING != SCALING_NV)
+        linear_cast(ctx, l, QUANT_DY, casts, count, dout.source, dout.bias, N, l->OC, dout.amax_known);
+}
+
+// linear_forward: out (N, OC) act = inp . weight^T, + bias but for linear_bias_left(), which it returns
+template <typename Source>
 static inline const weight_t *linear_forward(const LinearContext *ctx, const DeviceLinear *linear, act_t *out,
-                                             const act_t *inp, size_t N) {
+                                             const LinearInput<Source> &inp, size_t N) {
     const Linear *l = &linear->layer;
     if (linear_forward_high(ctx, l)) {
-        matmul_forward(ctx->matmul, out, inp, linear->weight, linear->bias, N, l->C, l->OC, ctx->stream);
+        matmul_forward(ctx->matmul, out, inp.stored, linear->weight, linear->bias, N, l->C, l->OC, ctx->stream);
         return NULL;
     }
     if constexpr (BUILD_SCALING != SCALING_NONE) {
         DeviceOperand x = linear_slot_operand(ctx, l, QUANT_X, GEMM_FPROP, N);
-        const QuantCast cast = {linear_spec_now(ctx, l, QUANT_X, GEMM_FPROP), &x};
+        DeviceOperand kept = linear_kept_operand(ctx, linear, &inp, N);
+        const QuantCast casts[2] = {{linear_spec_now(ctx, l, QUANT_X, GEMM_FPROP), &x},
+                                    {linear_spec_now(ctx, l, QUANT_X, GEMM_WGRAD), &kept}};
         linear_observe_weight(ctx, linear);
-        linear_observe(ctx, l, QUANT_X, GEMM_FPROP, inp, N, l->C);
-        linear_cast(ctx, l, QUANT_X, &cast, 1, inp, N, l->C, 0);
+        linear_observe(ctx, l, QUANT_X, GEMM_FPROP, inp.stored, N, l->C);
+        linear_cast_input(ctx, linear, casts, kept.codes ? 2 : 1, inp, N, inp.amax_known);
         matmul_forward_cast(ctx->matmul, (__nv_bfloat16 *)out, &x, &linear->w_fprop, ctx->recipe->fast_forward,
                             ctx->stream);
         if (ctx->apart) linear_add_bias(out, linear->bias, N, l->OC, ctx->stream);
@@ -523,8 +620,10 @@ static inline const weight_t *linear_forward(const LinearContext *ctx, const Dev
 }
 
 // The products with dY, and x for wgrad, cast.
+template <typename DY, typename X>
 static inline void linear_backward_cast(const LinearContext *ctx, const DeviceLinear *linear, act_t *dinp,
-                                        const act_t *dout, const act_t *inp, size_t N, int accumulate) {
+                                        const LinearGradient<DY> &dout, const LinearInput<X> &inp, size_t N,
+                                        int accumulate) {
     const Linear *l = &linear->layer;
     const QuantSpec dgrad = linear_spec_now(ctx, l, QUANT_DY, GEMM_DGRAD),
                     wgrad = linear_spec_now(ctx, l, QUANT_DY, GEMM_WGRAD);
@@ -532,34 +631,43 @@ static inline void linear_backward_cast(const LinearContext *ctx, const DeviceLi
     const int same = wgrad.scaling == SCALING_TENSOR || wgrad.scaling == SCALING_DELAYED;
     DeviceOperand dy = linear_slot_operand(ctx, l, QUANT_DY, GEMM_DGRAD, N);
     DeviceOperand dy_wgrad = linear_slot_operand(ctx, l, QUANT_DY, GEMM_WGRAD, N);
-    DeviceOperand x = linear_slot_operand(ctx, l, QUANT_X, GEMM_WGRAD, N);
     const QuantCast dy_casts[2] = {{dgrad, &dy}, {wgrad, &dy_wgrad}};
-    const QuantCast x_cast = {linear_spec_now(ctx, l, QUANT_X, GEMM_WGRAD), &x};
     linear_observe_weight(ctx, linear);
-    linear_observe(ctx, l, QUANT_DY, GEMM_DGRAD, dout, N, l->OC);
-    linear_cast(ctx, l, QUANT_DY, dy_casts, wgrad_high ? 1 : 2, dout, N, l->OC, 0);
+    linear_observe(ctx, l, QUANT_DY, GEMM_DGRAD, dout.stored, N, l->OC);
+    linear_cast_gradient(ctx, linear, dy_casts, wgrad_high ? 1 : 2, dout, N);
     matmul_backward_input_cast(ctx->matmul, (__nv_bfloat16 *)dinp, &dy, &linear->w_dgrad, ctx->stream);
     if (wgrad_high) {
-        matmul_backward_weight(ctx->matmul, linear->dweight, dout, inp, N, l->C, l->OC, accumulate, ctx->stream);
+        matmul_backward_weight(ctx->matmul, linear->dweight, dout.stored, inp.stored, N, l->C, l->OC, accumulate,
+                               ctx->stream);
         return;
     }
-    if (!same) linear_observe(ctx, l, QUANT_DY, GEMM_WGRAD, dout, N, l->OC);
-    linear_observe(ctx, l, QUANT_X, GEMM_WGRAD, inp, N, l->C);
-    linear_cast(ctx, l, QUANT_X, &x_cast, 1, inp, N, l->C, !linear_forward_high(ctx, l));
+    if (!same) linear_observe(ctx, l, QUANT_DY, GEMM_WGRAD, dout.stored, N, l->OC);
+    linear_observe(ctx, l, QUANT_X, GEMM_WGRAD, inp.stored, N, l->C);
+    DeviceOperand x = linear_kept_operand(ctx, linear, &inp, N);
+    if (!x.codes) {
+        x = linear_slot_operand(ctx, l, QUANT_X, GEMM_WGRAD, N);
+        const QuantCast cast = {linear_spec_now(ctx, l, QUANT_X, GEMM_WGRAD), &x};
+        linear_cast_input(ctx, linear, &cast, 1, inp, N, !linear_forward_high(ctx, l));
+    }
     matmul_backward_weight_cast(ctx->matmul, linear->dweight, &dy_wgrad, &x, accumulate, ctx->stream);
 }
 
-// linear_backward: dinp (N, C) grad =, and the layer's dweight f32 = or, with accumulate, +=
-//   dout (N, OC) grad      inp (N, C) act, what the forward pass read      dinp is neither
+// linear_backward: dinp (N, C) grad =, and the layer's dweight f32 (and the bias's, if asked for) = or, with accumulate, +=
+//   inp: what the forward pass had      dinp is neither that nor dout
+template <typename DY, typename X>
 static inline void linear_backward(const LinearContext *ctx, const DeviceLinear *linear, grad_t *dinp,
-                                   const grad_t *dout, const act_t *inp, size_t N, int accumulate) {
+                                   const LinearGradient<DY> &dout, const LinearInput<X> &inp, size_t N,
+                                   int accumulate) {
     const Linear *l = &linear->layer;
+    if (dout.bias.out && !linear_makes_gradient(ctx, linear))
+        matmul_backward_bias(dout.bias.out, dout.stored, N, l->OC, dout.bias.accumulate, dout.bias.scratch, ctx->stream);
     if (!l->high) {
         if constexpr (BUILD_SCALING != SCALING_NONE) linear_backward_cast(ctx, linear, dinp, dout, inp, N, accumulate);
         return;
     }
-    matmul_backward_input(ctx->matmul, dinp, dout, linear->weight, N, l->C, l->OC, 0, ctx->stream);
-    matmul_backward_weight(ctx->matmul, linear->dweight, dout, inp, N, l->C, l->OC, accumulate, ctx->stream);
+    matmul_backward_input(ctx->matmul, dinp, dout.stored, linear->weight, N, l->C, l->OC, 0, ctx->stream);
+    matmul_backward_weight(ctx->matmul, linear->dweight, dout.stored, inp.stored, N, l->C, l->OC, accumulate,
+                           ctx->stream);
 }
 
 #endif

@@ -166,12 +166,13 @@ static int model_first_nonfinite(Model *model, char *text, size_t text_bytes) {
             const char *name;
             const act_t *data;
             size_t elems;
-        } stages[5] = {{"qkv", at_layer(acts->qkv, l, S * 3 * C), N * 3 * C},
+        } stages[6] = {{"qkv", at_layer(acts->qkv, l, S * 3 * C), N * 3 * C},
                        {"attention", at_layer(acts->att, l, S * C), N * C},
                        {"residual after attention", at_layer(acts->residual2, l, S * C), N * C},
                        {"fc", at_layer(acts->fch, l, wide), N * 4 * C},
+                       {"fc", at_layer(model->weights.fcb, l, 4 * C), 4 * C},  // which fch may be without
                        {"residual after the MLP", at_layer(acts->residual3, l, S * C), N * C}};
-        for (size_t i = 0; i < 5; i++) {
+        for (size_t i = 0; i < 6; i++) {
             if (!device_nonfinite(model, stages[i].data, stages[i].elems)) continue;
             snprintf(text, text_bytes, "layer %zu, %s", l, stages[i].name);
             return 1;

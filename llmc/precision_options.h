@@ -213,8 +213,11 @@ static inline size_t fp8_pays_from_channels(ScalingRule scaling) {
         case SCALING_NONE: return 1;
         case SCALING_MX:
         case SCALING_NV: return 0;
-        case SCALING_DELAYED: return 1280;
-        default: return 1600;
+        case SCALING_DELAYED:
+        case SCALING_BLOCK: return 512;
+        case SCALING_TENSOR: return 768;
+        case SCALING_ROW: return 1024;
+        default: return 1600;  // its casts are passes of their own
     }
 }
 

@@ -11,8 +11,10 @@
 // in fp32, and at the very ends of the range); scales of a whole tensor are left for alpha in either case. A bf16
 // product of emulated operands is the recipe's, up to the order of its additions.
 //
-// A tensor that two products read is cast for both in one read: quantize_device() takes up to two casts. A block of
-// threads has a tile of 128 x 128 in shared memory, a thread 16 consecutive k of one outer index at a time. Recipes
+// A tensor that two products read is cast for both in one read: quantize_device() takes up to two casts. Nor need it be
+// in memory: what a kernel would store only for a cast to read (layernorm, GELU and its gradient) the cast makes itself, of
+// what that is made of (column_sums.cuh says how tensors are described), and takes column sums along. A block of threads
+// has a tile of 128 x 128 in shared memory, a thread 16 consecutive k of one outer index at a time. Recipes
 // whose scales depend on more than a tile (tensor, row, nv) read the tensor once more, before, for the amax; delayed
 // scaling does not. Codes and scales are those of quantize_codes() in quantize.h, bit for bit: maxima and counts do not
 // depend on the order, everything else is a thread's own.
@@ -21,7 +23,7 @@
 
 #include <cuda_fp8.h>
 
-#include "cuda_utils.cuh"
+#include "column_sums.cuh"
 #include "quantize.h"
 
 // How block scales lie in memory (cuBLASLt's layouts).
@@ -153,8 +155,8 @@ typedef struct {
 } QuantSide;
 
 typedef struct {
-    const __nv_bfloat16 *in;
     size_t rows, cols;
+    float *partials;  // (tiles down, cols): sums of each tile's columns; NULL: not wanted
     QuantState state;
     int count;
     QuantSide sides[2];
@@ -177,43 +179,56 @@ __device__ __forceinline__ uint32_t quant_bits(__nv_bfloat16 x) {
     return bits;
 }
 
-// Pattern of |x| as fp32, 0 for NaN (fmaxf drops it, too).
-__device__ __forceinline__ uint32_t quant_magnitude(float x) {
-    const uint32_t bits = bits_of_float(x) & 0x7fffffffu;
-    return bits <= 0x7f800000u ? bits : 0;
-}
-
-__device__ __forceinline__ uint32_t quant_max(uint32_t a, uint32_t b) { return a > b ? a : b; }
-
-// Largest of the lanes that differ in the bits of `mask` (a run of ones), in each of them.
-__device__ __forceinline__ uint32_t quant_lanes_max(uint32_t x, int highest, int lowest) {
-    for (int distance = highest; distance >= lowest; distance /= 2)
-        x = quant_max(x, __shfl_xor_sync(FULL_WARP, x, distance));
-    return x;
-}
-
 __device__ __forceinline__ uint32_t quant_piece_amax(const QuantPiece &piece, unsigned &nonfinite) {
     uint32_t amax = 0;
 #pragma unroll
     for (int j = 0; j < PACK; j++) {
         const uint32_t magnitude = quant_bits(piece[j]) & 0x7fffu;
-        amax = quant_max(amax, magnitude <= 0x7f80u ? magnitude << 16 : 0);
+        amax = amax_of(amax, magnitude <= 0x7f80u ? magnitude << 16 : 0);
         nonfinite += magnitude >= 0x7f80u;
     }
     return amax;
 }
 
-// The thread's pieces of the tile at (row0, col0), zero outside the tensor: rows threadIdx.x / 16 + 16 i, 8 columns
-// from threadIdx.x % 16 * 8.
-__device__ __forceinline__ void quant_load_pieces(QuantPiece (&pieces)[QUANT_PIECES], const QuantTask &task,
-                                                  size_t row0, size_t col0) {
-    const size_t col = col0 + threadIdx.x % 16 * PACK;
+// Is a tensor made by the kernel that casts it? Two blocks on a multiprocessor then have the registers for that, with 64 KB
+// under way; of tensors in memory three have 96 KB.
+template <typename Source>
+constexpr bool quant_makes = true;
+template <typename T>
+constexpr bool quant_makes<StoredColumns<T>> = false;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200  // where ptxas spills for three
+#define QUANT_BOUNDS(Source) __launch_bounds__(QUANT_THREADS, 2)
+#else
+#define QUANT_BOUNDS(Source) __launch_bounds__(QUANT_THREADS, quant_makes<Source> ? 2 : 3)
+#endif
+
+// take(i, piece) for each of the thread's pieces of the tile at (row0, col0) that lie in the tensor: rows
+// threadIdx.x / 16 + 16 i, 8 columns from threadIdx.x % 16 * 8.
+template <typename Source, typename Take>
+__device__ __forceinline__ void quant_each_piece(const QuantTask &task, const Source &source, size_t row0, size_t col0,
+                                                 Take take) {
+    constexpr int TOGETHER = sizeof(typename Source::Raw) > sizeof(QuantPiece) ? QUANT_PIECES / 2 : QUANT_PIECES;
+    const size_t col = col0 + threadIdx.x % 16 * PACK, row = row0 + threadIdx.x / 16;
+    if (col >= task.cols) return;
+    const typename Source::Columns columns = source.columns(col);
 #pragma unroll
-    for (int i = 0; i < QUANT_PIECES; i++) {
-        const size_t row = row0 + threadIdx.x / 16 + 16 * i;
-        if (row < task.rows && col < task.cols) pieces[i] = load_packed(task.in + row * task.cols + col);
-        else memset(&pieces[i], 0, sizeof pieces[i]);
+    for (int first = 0; first < QUANT_PIECES; first += TOGETHER) {
+        typename Source::Raw raw[TOGETHER];
+#pragma unroll
+        for (int i = 0; i < TOGETHER; i++)
+            if (row + 16 * (first + i) < task.rows) raw[i] = source.load(row + 16 * (first + i), col);
+#pragma unroll
+        for (int i = 0; i < TOGETHER; i++)
+            if (row + 16 * (first + i) < task.rows) take(first + i, source.finish(raw[i], columns));
     }
+}
+
+// All of them, zero outside the tensor.
+template <typename Source>
+__device__ __forceinline__ void quant_load_pieces(QuantPiece (&pieces)[QUANT_PIECES], const QuantTask &task,
+                                                  const Source &source, size_t row0, size_t col0) {
+    memset(pieces, 0, sizeof pieces);
+    quant_each_piece(task, source, row0, col0, [&](int i, const QuantPiece &piece) { pieces[i] = piece; });
 }
 
 // Maxima of a tile's rows and columns, into shared memory that starts at zero.
@@ -222,14 +237,14 @@ __device__ __forceinline__ void quant_line_maxima(uint32_t *row_amax, uint32_t *
     uint32_t columns[PACK] = {0};
 #pragma unroll
     for (int i = 0; i < QUANT_PIECES; i++) {
-        const uint32_t amax = quant_lanes_max(quant_piece_amax(pieces[i], nonfinite), 8, 1);
+        const uint32_t amax = amax_lanes(quant_piece_amax(pieces[i], nonfinite), 8, 1);
         if (threadIdx.x % 16 == 0) row_amax[threadIdx.x / 16 + 16 * i] = amax;
 #pragma unroll
-        for (int j = 0; j < PACK; j++) columns[j] = quant_max(columns[j], quant_magnitude(to_float(pieces[i][j])));
+        for (int j = 0; j < PACK; j++) columns[j] = amax_of(columns[j], amax_bits(to_float(pieces[i][j])));
     }
 #pragma unroll
     for (int j = 0; j < PACK; j++) {
-        const uint32_t amax = quant_lanes_max(columns[j], 16, 16);
+        const uint32_t amax = amax_lanes(columns[j], 16, 16);
         if (threadIdx.x % WARP_SIZE < 16) atomicMax(&col_amax[threadIdx.x % 16 * PACK + j], amax);
     }
 }
@@ -255,19 +270,20 @@ __device__ __forceinline__ void quant_hadamard(float (&x)[QUANT_GROUP]) {
 // Maxima that must be known before the first element is cast
 
 // state.amax of the whole tensor; nothing where a delayed scale is in force.
-static __global__ void __launch_bounds__(QUANT_THREADS) quant_amax_kernel(QuantTask task) {
+template <typename Source>
+__global__ void QUANT_BOUNDS(Source) quant_amax_kernel(QuantTask task, Source source) {
     if (task.state.scale && *task.state.scale != 0.0f) return;
-    const size_t pieces = task.rows * task.cols / PACK, stride = (size_t)gridDim.x * QUANT_THREADS;
+    const size_t across = (task.cols + QUANT_TILE - 1) / QUANT_TILE;
     uint32_t amax = 0;
     unsigned ignored = 0;
-    for (size_t i = (size_t)blockIdx.x * QUANT_THREADS + threadIdx.x; i < pieces; i += stride)
-        amax = quant_max(amax, quant_piece_amax(load_packed(task.in + i * PACK), ignored));
-    amax = quant_lanes_max(amax, 16, 1);
-    if (threadIdx.x % WARP_SIZE == 0) atomicMax(task.state.amax, amax);
+    quant_each_piece(task, source, blockIdx.x / across * QUANT_TILE, blockIdx.x % across * QUANT_TILE,
+                     [&](int, const QuantPiece &piece) { amax = amax_of(amax, quant_piece_amax(piece, ignored)); });
+    amax_record(task.state.amax, amax);
 }
 
 // state.transformed_amax, of groups of 16 rows, and state.amax. A thread has two columns of a group.
-static __global__ void __launch_bounds__(QUANT_THREADS) quant_hadamard_amax_kernel(QuantTask task) {
+template <typename Source>
+__global__ void __launch_bounds__(QUANT_THREADS) quant_hadamard_amax_kernel(QuantTask task, Source source) {
     const size_t pairs = task.cols / 2, items = (task.rows + QUANT_GROUP - 1) / QUANT_GROUP * pairs;
     uint32_t amax = 0, transformed = 0;
     for (size_t i = (size_t)blockIdx.x * QUANT_THREADS + threadIdx.x; i < items;
@@ -278,36 +294,34 @@ static __global__ void __launch_bounds__(QUANT_THREADS) quant_hadamard_amax_kern
         for (int r = 0; r < QUANT_GROUP; r++) {
             uint32_t both = 0;
             if (row0 + r < task.rows)
-                both = *reinterpret_cast<const uint32_t *>(task.in + (row0 + r) * task.cols + col);
+                both = *reinterpret_cast<const uint32_t *>(source.data + (row0 + r) * task.cols + col);
             x[0][r] = float_of_bits(both << 16);
             x[1][r] = float_of_bits(both & 0xffff0000u);
         }
 #pragma unroll
         for (int column = 0; column < 2; column++) {
 #pragma unroll
-            for (int r = 0; r < QUANT_GROUP; r++) amax = quant_max(amax, quant_magnitude(x[column][r]));
+            for (int r = 0; r < QUANT_GROUP; r++) amax = amax_of(amax, amax_bits(x[column][r]));
             quant_hadamard(x[column]);
 #pragma unroll
-            for (int r = 0; r < QUANT_GROUP; r++) transformed = quant_max(transformed, quant_magnitude(x[column][r]));
+            for (int r = 0; r < QUANT_GROUP; r++) transformed = amax_of(transformed, amax_bits(x[column][r]));
         }
     }
-    amax = quant_lanes_max(amax, 16, 1);
-    transformed = quant_lanes_max(transformed, 16, 1);
-    if (threadIdx.x % WARP_SIZE != 0) return;
-    atomicMax(task.state.amax, amax);
-    atomicMax(task.state.transformed_amax, transformed);
+    amax_record(task.state.amax, amax);
+    amax_record(task.state.transformed_amax, transformed);
 }
 
 // row_amax (rows) and col_amax (cols), which start at zero; one of them may be NULL.
-static __global__ void __launch_bounds__(QUANT_THREADS)
-    quant_line_amax_kernel(QuantTask task, uint32_t *row_amax, uint32_t *col_amax) {
+template <typename Source>
+__global__ void __launch_bounds__(QUANT_THREADS, quant_makes<Source> ? 1 : 3)  // which keeps all pieces
+    quant_line_amax_kernel(QuantTask task, Source source, uint32_t *row_amax, uint32_t *col_amax) {
     __shared__ uint32_t tile_rows[QUANT_TILE], tile_cols[QUANT_TILE];
     const size_t across = (task.cols + QUANT_TILE - 1) / QUANT_TILE;
     const size_t row0 = blockIdx.x / across * QUANT_TILE, col0 = blockIdx.x % across * QUANT_TILE;
     QuantPiece pieces[QUANT_PIECES];
     unsigned ignored = 0;
     if (threadIdx.x < QUANT_TILE) tile_cols[threadIdx.x] = 0;
-    quant_load_pieces(pieces, task, row0, col0);
+    quant_load_pieces(pieces, task, source, row0, col0);
     __syncthreads();
     quant_line_maxima(tile_rows, tile_cols, pieces, ignored);
     __syncthreads();
@@ -487,9 +501,9 @@ __device__ __forceinline__ void quant_cast_side(const __nv_bfloat16 *tile, const
         if constexpr (S == SCALING_MX || S == SCALING_NV) {
             uint32_t amax = 0;
 #pragma unroll
-            for (int i = 0; i < QUANT_GROUP; i++) amax = quant_max(amax, quant_magnitude(x[i]));
-            if (S == SCALING_MX) amax = quant_lanes_max(amax, 1, 1);  // the other half of 32
-            if (S == SCALING_NV && side.square) amax = quant_lanes_max(amax, 16, 2);
+            for (int i = 0; i < QUANT_GROUP; i++) amax = amax_of(amax, amax_bits(x[i]));
+            if (S == SCALING_MX) amax = amax_lanes(amax, 1, 1);  // the other half of 32
+            if (S == SCALING_NV && side.square) amax = amax_lanes(amax, 16, 2);
             if (S == SCALING_MX && side.square) {
                 const int i = line / 32, j = group / 2;  // of the square: along outer, along k
                 amax = square_amax[ALONG_ROWS ? j * 4 + i : i * 4 + j];
@@ -518,16 +532,28 @@ __device__ __forceinline__ float quant_whole_scale(const QuantTask &task) {
     return scale;
 }
 
-// For compute capability 10.0 ptxas would have four blocks on a multiprocessor and spill for it; three have 96 KB in
-// flight.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000 && __CUDA_ARCH__ < 1200
-#define QUANT_CAST_BOUNDS __launch_bounds__(QUANT_THREADS, 3)
-#else
-#define QUANT_CAST_BOUNDS __launch_bounds__(QUANT_THREADS)
-#endif
+// The sums of the tile's columns in the order of column_sums_kernel(): rows that are 8 apart, then those eight.
+__device__ __forceinline__ void quant_column_sums(const __nv_bfloat16 *tile, const QuantTask &task, size_t row0,
+                                                  size_t col0) {
+    static_assert(QUANT_TILE == COLUMN_SUMS_ROWS && QUANT_THREADS == 2 * QUANT_TILE && COLUMN_SUMS_WARPS == 8, "");
+    __shared__ float others[4][QUANT_TILE];
+    const int column = threadIdx.x % QUANT_TILE, first = threadIdx.x / QUANT_TILE * 4;
+    float sums[4] = {0, 0, 0, 0};
+#pragma unroll 4
+    for (int row = first; row < QUANT_TILE; row += 8)
+#pragma unroll
+        for (int i = 0; i < 4; i++) sums[i] += to_float(tile[(row + i) * QUANT_TILE_PITCH + column]);
+    if (first)
+        for (int i = 0; i < 4; i++) others[i][column] = sums[i];
+    __syncthreads();
+    if (first || col0 + column >= task.cols) return;
+    float total = 0;
+    for (int i = 0; i < 8; i++) total += i < 4 ? sums[i % 4] : others[i % 4][column];
+    task.partials[row0 / QUANT_TILE * task.cols + col0 + column] = total;
+}
 
-template <ScalingRule S, FormatId F, bool EMULATED>
-__global__ void QUANT_CAST_BOUNDS quant_cast_kernel(QuantTask task) {
+template <ScalingRule S, FormatId F, bool EMULATED, typename Source>
+__global__ void QUANT_BOUNDS(Source) quant_cast_kernel(QuantTask task, Source source) {
     constexpr bool WHOLE = S == SCALING_TENSOR, LINES = S == SCALING_BLOCK;
     __shared__ __align__(16) __nv_bfloat16 tile[QUANT_TILE * QUANT_TILE_PITCH];
     __shared__ uint32_t row_amax[LINES ? QUANT_TILE : 1], col_amax[LINES ? QUANT_TILE : 1], square_amax[16];
@@ -536,7 +562,7 @@ __global__ void QUANT_CAST_BOUNDS quant_cast_kernel(QuantTask task) {
     QuantPiece pieces[QUANT_PIECES];
     if (LINES && threadIdx.x < QUANT_TILE) col_amax[threadIdx.x] = 0;
     if (threadIdx.x < 16) square_amax[threadIdx.x] = 0;
-    quant_load_pieces(pieces, task, row0, col0);
+    quant_load_pieces(pieces, task, source, row0, col0);
     __syncthreads();
     unsigned nonfinite = 0;
     uint32_t amax = 0;
@@ -544,21 +570,18 @@ __global__ void QUANT_CAST_BOUNDS quant_cast_kernel(QuantTask task) {
     for (int i = 0; i < QUANT_PIECES; i++) {
         const int row = threadIdx.x / 16 + 16 * i, col = threadIdx.x % 16 * PACK;
         const uint32_t piece_amax = quant_piece_amax(pieces[i], nonfinite);
-        amax = quant_max(amax, piece_amax);
+        amax = amax_of(amax, piece_amax);
         store_packed(tile + row * QUANT_TILE_PITCH + col, pieces[i]);
         if (S == SCALING_MX && task.sides[0].square) atomicMax(&square_amax[row / 32 * 4 + col / 32], piece_amax);
     }
     if (nonfinite) atomicAdd(task.state.nonfinite, nonfinite);
     if constexpr (LINES) {
         quant_line_maxima(row_amax, col_amax, pieces, nonfinite);
-        amax = quant_lanes_max(amax, 16, 1);
+        amax = amax_lanes(amax, 16, 1);
         if (threadIdx.x % WARP_SIZE == 0) atomicMax(&square_amax[0], amax);
     }
     const float whole = WHOLE ? quant_whole_scale<F>(task) : 1.0f;
-    if (WHOLE && task.state.scale) {  // delayed: the amax is for later steps
-        amax = quant_lanes_max(amax, 16, 1);
-        if (threadIdx.x % WARP_SIZE == 0) atomicMax(task.state.amax, amax);
-    }
+    if (WHOLE && task.state.scale) amax_record(task.state.amax, amax);  // delayed: for later steps
     __syncthreads();
 #pragma unroll 1
     for (int i = 0; i < task.count; i++) {
@@ -567,6 +590,7 @@ __global__ void QUANT_CAST_BOUNDS quant_cast_kernel(QuantTask task) {
             quant_cast_side<S, F, EMULATED, true>(tile, task, side, row0, col0, col_amax, square_amax, whole);
         else quant_cast_side<S, F, EMULATED, false>(tile, task, side, row0, col0, row_amax, square_amax, whole);
     }
+    if (task.partials) quant_column_sums(tile, task, row0, col0);
 }
 
 // ----------------------------------------------------------------------------------------------------------------
@@ -598,9 +622,9 @@ static inline QuantSide quant_side(const QuantCast *cast) {
 }
 
 // Finds the maxima that the casts need beforehand, and tells each side and operand where they are.
-template <ScalingRule S>
-static inline void quant_find_amax(QuantTask *task, const QuantCast *casts, int amax_known, uint32_t *scratch,
-                                   cudaStream_t stream) {
+template <ScalingRule S, typename Source>
+static inline void quant_find_amax(QuantTask *task, const Source &source, const QuantCast *casts, int amax_known,
+                                   uint32_t *scratch, cudaStream_t stream) {
     int plain = 0, transformed = 0;
     const size_t tiles = ceil_div(task->rows, QUANT_TILE) * ceil_div(task->cols, QUANT_TILE);
     uint32_t *row_amax = NULL, *col_amax = NULL;
@@ -615,52 +639,71 @@ static inline void quant_find_amax(QuantTask *task, const QuantCast *casts, int 
             else side->amax = row_amax = scratch;
         }
     }
-    const double bytes = (double)task->rows * (double)task->cols * sizeof(__nv_bfloat16);
-    if (S == SCALING_ROW) {
+    const double bytes = (double)task->rows * (double)task->cols * Source::BYTES;
+    if constexpr (S == SCALING_ROW) {
         device_clear(scratch, (task->rows + task->cols) * sizeof *scratch, stream);
         DeviceOp op("quantize: amax of rows, columns", bytes, 0, stream);
-        launch(quant_line_amax_kernel, grid_1d(tiles), QUANT_THREADS, 0, stream, *task, row_amax, col_amax);
-    } else if (S == SCALING_NV && transformed) {
-        DeviceOp op("quantize: amax, transformed", bytes, 0, stream);
-        launch(quant_hadamard_amax_kernel, grid_1d(tiles), QUANT_THREADS, 0, stream, *task);
-    } else if ((S == SCALING_NV || S == SCALING_TENSOR) && plain && !amax_known) {
+        launch(quant_line_amax_kernel<Source>, grid_1d(tiles), QUANT_THREADS, 0, stream, *task, source, row_amax,
+               col_amax);
+        return;
+    }
+    if constexpr (S == SCALING_NV) {
+        if (transformed) {
+            DeviceOp op("quantize: amax, transformed", bytes, 0, stream);
+            launch(quant_hadamard_amax_kernel<Source>, grid_1d(tiles), QUANT_THREADS, 0, stream, *task, source);
+            return;
+        }
+    }
+    if constexpr (S == SCALING_NV || S == SCALING_TENSOR) {
+        if (!plain || amax_known) return;
         DeviceOp op("quantize: amax", bytes, 0, stream);
-        launch(quant_amax_kernel, grid_1d(tiles), QUANT_THREADS, 0, stream, *task);
+        launch(quant_amax_kernel<Source>, grid_1d(tiles), QUANT_THREADS, 0, stream, *task, source);
     }
 }
 
-// quantize_device: each cast's operand, whose memory is set, = `in` cast as its spec says
+// Column sums of a tensor that is cast, for a bias's gradient.
+typedef struct {
+    float *out;      // (cols) = or, with accumulate, += the sums, bit for bit those of column_sums()
+    float *scratch;  // column_sums_scratch_elems(rows, cols); out NULL: no sums are wanted
+    int accumulate;
+} QuantSums;
+
+// quantize_device: each cast's operand, whose memory is set, = a tensor cast as its spec says
 //   S: the specs' scaling, SCALING_TENSOR for delayed, too      count: 1 or 2 casts, of one format
-//   in (rows, cols) bf16, cols % 16 == 0      state: see there
+//   source (rows, cols): the tensor, as column_sums.cuh describes tensors, of bf16; cols % 16 == 0; for SCALING_NV one in
+//   memory      state: see there
 //   amax_known: state.amax holds this tensor's amax already, or (delayed) a scale is known to be in force
 //   scratch: quantize_scratch_elems(), for SCALING_ROW; else NULL
 //   Of two casts that share their codes (quant_shared) these are written once, to the second's memory.
 //   Codes and scales are those of quantize_codes() on the same numbers, with spec.delayed_scale = *state.scale.
 static inline size_t quantize_scratch_elems(size_t rows, size_t cols) { return rows + cols; }
 
-template <ScalingRule S>
-static inline void quantize_device(const QuantCast *casts, int count, const QuantState *state, const __nv_bfloat16 *in,
-                                   size_t rows, size_t cols, int amax_known, uint32_t *scratch, cudaStream_t stream) {
+template <ScalingRule S, typename Source>
+static inline void quantize_device(const QuantCast *casts, int count, const QuantState *state, const Source &source,
+                                   const QuantSums *sums, size_t rows, size_t cols, int amax_known, uint32_t *scratch,
+                                   cudaStream_t stream) {
     const QuantSpec *spec = &casts[0].spec;
     const bool emulated = casts[0].operand->format == FORMAT_BF16;
     if (count == 2 && quant_shared(casts[0].operand, casts[1].operand)) {
         casts[0].operand->codes = casts[1].operand->codes;
-        quantize_device<S>(casts, 1, state, in, rows, cols, amax_known, scratch, stream);
+        quantize_device<S>(casts, 1, state, source, sums, rows, cols, amax_known, scratch, stream);
         casts[1].operand->alpha_part = casts[0].operand->alpha_part;
         return;
     }
     if (cols % QUANT_GROUP != 0) die("quantize: %zu columns are no multiple of 16 (a fault of this program)", cols);
-    QuantTask task = {in, rows, cols, *state, count, {}, spec->seed, spec->step};
+    QuantTask task = {rows, cols, sums->out ? sums->scratch : NULL, *state, count, {}, spec->seed, spec->step};
     for (int i = 0; i < count; i++) task.sides[i] = quant_side(&casts[i]);
-    quant_find_amax<S>(&task, casts, amax_known, scratch, stream);
+    quant_find_amax<S>(&task, source, casts, amax_known, scratch, stream);
     const dim3 grid = grid_1d(ceil_div(rows, QUANT_TILE) * ceil_div(cols, QUANT_TILE));
-    double bytes = (double)rows * (double)cols * sizeof *in;
+    double bytes = (double)rows * (double)cols * Source::BYTES;
     for (int i = 0; i < count; i++)
         bytes += (double)(quant_code_bytes(casts[i].operand) + quant_scale_bytes(casts[i].operand));
-    DeviceOp op(count == 2 ? "quantize: cast, both ways" : "quantize: cast", bytes, 0, stream);
-#define QUANT_LAUNCH(format)                                                                          \
-    if (emulated) launch((quant_cast_kernel<S, format, true>), grid, QUANT_THREADS, 0, stream, task); \
-    else launch((quant_cast_kernel<S, format, false>), grid, QUANT_THREADS, 0, stream, task)
+    char name[64];
+    snprintf(name, sizeof name, "%s%s", Source::cast_name(), count == 2 ? ", both ways" : "");
+    DeviceOp op(name, bytes, 0, stream);
+#define QUANT_LAUNCH(format)                                                                                          \
+    if (emulated) launch((quant_cast_kernel<S, format, true, Source>), grid, QUANT_THREADS, 0, stream, task, source); \
+    else launch((quant_cast_kernel<S, format, false, Source>), grid, QUANT_THREADS, 0, stream, task, source)
     if constexpr (S == SCALING_NV) {
         QUANT_LAUNCH(FORMAT_E2M1);
     } else if (spec->format == FORMAT_E5M2) {
@@ -669,6 +712,17 @@ static inline void quantize_device(const QuantCast *casts, int count, const Quan
         QUANT_LAUNCH(FORMAT_E4M3);
     }
 #undef QUANT_LAUNCH
+    if (sums->out)
+        sum_partials(sums->out, sums->scratch, ceil_div(rows, QUANT_TILE), cols, cols, sums->accumulate, stream);
+}
+
+// The same of a tensor in memory, without sums.
+template <ScalingRule S>
+static inline void quantize_device(const QuantCast *casts, int count, const QuantState *state, const __nv_bfloat16 *in,
+                                   size_t rows, size_t cols, int amax_known, uint32_t *scratch, cudaStream_t stream) {
+    const StoredColumns<__nv_bfloat16> source = {in, cols};
+    const QuantSums none = {NULL, NULL, 0};
+    quantize_device<S>(casts, count, state, source, &none, rows, cols, amax_known, scratch, stream);
 }
 
 #endif

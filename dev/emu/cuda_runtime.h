@@ -228,6 +228,9 @@ static inline void __syncwarp(unsigned mask = 0xffffffffu, EMU_WHERE) {
 EMU_ATOMICS(int)
 EMU_ATOMICS(unsigned)
 
+// A read that sees other blocks' atomics.
+static inline unsigned __ldcg(const unsigned *address) { return __atomic_load_n(address, __ATOMIC_RELAXED); }
+
 // ----------------------------------------------------------------------------------------------------------------
 // Arithmetic
 

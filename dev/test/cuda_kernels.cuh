@@ -233,6 +233,12 @@ TEST(cuda_embedding_backward) {
 
 // ----------------------------------------------------------------------------------------------------------------
 
+static float amax_of_values(const Floats &x) {
+    float amax = 0;
+    for (float value : x) amax = fmaxf(amax, fabsf(value));
+    return amax;
+}
+
 // x (rows, n) + bias (n), rounded: what a product's reader adds on its way.
 static Floats with_bias(const Floats &x, const Floats &bias) {
     Floats sum(x.size());
@@ -256,17 +262,23 @@ static void check_layernorm_forward(size_t N, size_t C) {
         Outputs got = run_twice("layernorm_forward", [&] {
             DeviceTensor<act_t> d_a(a), d_b(b), d_out(N * C);
             DeviceTensor<weight_t> d_weight(weight), d_bias(bias), d_inp2_bias(inp2_bias);
-            DeviceTensor<float> d_mean(N), d_rstd(N);
+            DeviceTensor<float> d_mean(N), d_rstd(N), d_amax(Floats(1, 0.0f));
+            uint32_t *amax = (uint32_t *)d_amax.data;
             if (fused)  // in place, as the contract allows
                 fused_residual_layernorm_forward(d_a.data, d_out.data, d_mean.data, d_rstd.data, d_a.data, d_b.data,
-                                                 fused == 2 ? d_inp2_bias.data : NULL, d_weight.data, d_bias.data, N, C, 0);
-            else layernorm_forward(d_out.data, d_mean.data, d_rstd.data, d_a.data, d_weight.data, d_bias.data, N, C, 0);
-            return Outputs{d_out.get("layernorm out"), d_mean.get("mean"), d_rstd.get("rstd"), d_a.get("residual")};
+                                                 fused == 2 ? d_inp2_bias.data : NULL, d_weight.data, d_bias.data, amax, N, C,
+                                                 0);
+            else
+                layernorm_forward(d_out.data, d_mean.data, d_rstd.data, d_a.data, d_weight.data, d_bias.data, amax, N, C,
+                                  0);
+            return Outputs{d_out.get("layernorm out"), d_mean.get("mean"), d_rstd.get("rstd"), d_a.get("residual"),
+                           d_amax.get("amax")};
         });
         compare(fused ? "fused layernorm out" : "layernorm out", got[0], out, act_epsilon() + EPS, 4 * sum_error);
         compare("layernorm mean", got[1], mean, EPS, sum_error);
         compare("layernorm rstd", got[2], rstd, sum_error, 0);
         compare("layernorm residual", got[3], fused ? residual : a, 0, 0);
+        compare("layernorm amax", got[4], Floats(1, amax_of_values(got[0])), 0, 0);
     }
 }
 TEST(cuda_layernorm_forward) {
@@ -289,11 +301,13 @@ static void check_layernorm_backward(size_t N, size_t C) {
         DeviceTensor<act_t> d_inp(inp);
         DeviceTensor<weight_t> d_weight(weight);
         DeviceTensor<float> d_mean(mean), d_rstd(rstd), d_dweight(dweight), d_dbias(dbias), d_sums(sums);
-        DeviceTensor<float> d_scratch(layernorm_backward_scratch_elems(N, C));
-        layernorm_backward_sums(d_dinp.data, d_dweight.data, d_dbias.data, d_sums.data, d_dout.data, d_inp.data,
-                                d_weight.data, d_mean.data, d_rstd.data, N, C, d_scratch.data, 0);
+        DeviceTensor<float> d_scratch(layernorm_backward_scratch_elems(N, C)), d_amax(Floats(1, 0.0f));
+        layernorm_backward_sums(d_dinp.data, d_dweight.data, d_dbias.data, d_sums.data, (uint32_t *)d_amax.data,
+                                d_dout.data, d_inp.data, d_weight.data, d_mean.data, d_rstd.data, N, C, d_scratch.data,
+                                0);
         d_scratch.get("layernorm scratch");
-        return Outputs{d_dinp.get("dinp"), d_dweight.get("dweight"), d_dbias.get("dbias"), d_sums.get("dinp sums")};
+        return Outputs{d_dinp.get("dinp"), d_dweight.get("dweight"), d_dbias.get("dbias"), d_sums.get("dinp sums"),
+                       d_amax.get("amax")};
     });
     cpu::layernorm_backward(dinp.data(), dweight.data(), dbias.data(), dout.data(), inp.data(), weight.data(),
                             mean.data(), rstd.data(), N, C, scratch.data());
@@ -304,6 +318,7 @@ static void check_layernorm_backward(size_t N, size_t C) {
     compare("layernorm dbias", got[2], dbias, EPS, sum_error(N));
     cpu::matmul_backward_bias(sums.data(), got[0].data(), N, C, 1);  // of the GPU's own dinp: rounding flips stay out
     compare("layernorm dinp sums", got[3], sums, EPS, 2 * sum_error(N));
+    compare("layernorm dinp amax", got[4], Floats(1, amax_of_values(got[0])), 0, 0);
 }
 TEST(cuda_layernorm_backward) {
     for (const RowsCase &s : rows_cases) check_layernorm_backward(s.B * s.T, s.C);

@@ -4,6 +4,8 @@
 // The CPU's results are laid out here once more as cuBLASLt wants them, padding included, and compared as bytes.
 #include <vector>
 
+#include "../../llmc/gelu.cuh"
+#include "../../llmc/layernorm.cuh"
 #include "../../llmc/quantize.cuh"
 #include "test.h"
 
@@ -342,6 +344,114 @@ TEST(nv) {
     check_recipe("nv, plain", SCALING_NV, &options, 0, 0);
 }
 
+// ----------------------------------------------------------------------------------------------------------------
+// Tensors that the casts make: the bits of a kernel that stores the tensor, and a cast that reads it.
+
+typedef __nv_bfloat16 Bf16;
+
+static void upload_bf16(const DeviceBytes &to, const Floats &values) {
+    std::vector<uint16_t> codes(values.size());
+    for (size_t i = 0; i < values.size(); i++) memcpy(&codes[i], (const char *)&values[i] + 2, 2);
+    CUDA_CHECK(cudaMemcpy(to.data(), codes.data(), codes.size() * 2, cudaMemcpyHostToDevice));
+}
+
+// Codes, scales, words and column sums of `source` cast for two products.
+template <ScalingRule S, typename Source>
+static std::vector<Bytes> cast_made(const Source &source, const QuantSpec *specs, size_t rows, size_t cols, Held held,
+                                    float delayed_scale) {
+    const QuantCard card = {held == HELD_TILED, held == HELD_ACROSS};
+    DeviceBytes words(sizeof(Words)), scratch(quantize_scratch_elems(rows, cols) * 4), sums(cols * 4),
+        partials(column_sums_scratch_elems(rows, cols) * 4);
+    Words w = {0, 0, 0, 0, delayed_scale}, *d = (Words *)words.data();
+    QuantState state = {&d->amax, &d->transformed_amax, &d->nonfinite, &d->decode,
+                        specs[0].scaling == SCALING_DELAYED ? &d->scale : NULL};
+    DeviceOperand x[2] = {quant_operand(&specs[0], rows, cols, held == HELD_EMULATED, card),
+                          quant_operand(&specs[1], rows, cols, held == HELD_EMULATED, card)};
+    const QuantCast casts[2] = {{specs[0], &x[0]}, {specs[1], &x[1]}};
+    const QuantSums bias = {(float *)sums.data(), (float *)partials.data(), 0};
+    DeviceBytes codes0(quant_code_bytes(&x[0])), codes1(quant_code_bytes(&x[1])), scales0(quant_scale_bytes(&x[0])),
+        scales1(quant_scale_bytes(&x[1]));
+    x[0].codes = codes0.data();
+    x[1].codes = codes1.data();
+    x[0].scales = scales0.data();
+    x[1].scales = scales1.data();
+    CUDA_CHECK(cudaMemcpy(d, &w, sizeof w, cudaMemcpyHostToDevice));
+    quantize_device<S>(casts, 2, &state, source, &bias, rows, cols, 0, (uint32_t *)scratch.data(), 0);
+    scratch.get("scratch");
+    partials.get("partial sums");
+    return {codes0.get("codes"),   codes1.get("codes"), scales0.get("scales"),
+            scales1.get("scales"), words.get("words"),  sums.get("sums")};
+}
+
+template <ScalingRule S, typename Source>
+static void check_made(const char *name, ScalingRule scaling, const Source &source, const Bf16 *stored, QuantRole role,
+                       size_t rows, size_t cols, float delayed_scale) {
+    static const char *const what[] = {"codes", "codes, transposed", "scales", "scales, transposed", "words", "sums"};
+    const QuantOptions options = quant_default_options(9);
+    const QuantSpec specs[2] = {quant_spec(scaling, role, role == QUANT_X ? GEMM_FPROP : GEMM_DGRAD, &options, 5, 3),
+                                quant_spec(scaling, role, GEMM_WGRAD, &options, 5, 3)};
+    const StoredColumns<Bf16> in_memory = {stored, cols};
+    for (int held = 0; held < HELD_KINDS; held++) {
+        const std::vector<Bytes> got = cast_made<S>(source, specs, rows, cols, (Held)held, delayed_scale);
+        const std::vector<Bytes> want = cast_made<S>(in_memory, specs, rows, cols, (Held)held, delayed_scale);
+        for (size_t i = 0; i < want.size(); i++) {
+            char text[160];
+            snprintf(text, sizeof text, "%s made by the cast, (%zu, %zu), held %d, %s", name, rows, cols, held, what[i]);
+            if (!want[i].empty()) compare_bytes(text, got[i], want[i]);
+        }
+    }
+}
+
+template <typename Source>
+static void check_made_by_all(const char *name, const Source &source, const Bf16 *stored, QuantRole role, size_t rows,
+                              size_t cols) {
+    check_made<SCALING_TENSOR>(name, SCALING_TENSOR, source, stored, role, rows, cols, 0);
+    check_made<SCALING_TENSOR>(name, SCALING_DELAYED, source, stored, role, rows, cols, 0);
+    check_made<SCALING_TENSOR>(name, SCALING_DELAYED, source, stored, role, rows, cols, 37.5f);
+    check_made<SCALING_ROW>(name, SCALING_ROW, source, stored, role, rows, cols, 0);
+    check_made<SCALING_BLOCK>(name, SCALING_BLOCK, source, stored, role, rows, cols, 0);
+    check_made<SCALING_MX>(name, SCALING_MX, source, stored, role, rows, cols, 0);
+}
+
+// GELU, its gradient and layernorm; inputs with NaN and Inf among them, with and without the bias to add.
+static void check_made_tensors(DataKind kind, size_t rows, size_t cols, int biased) {
+    const size_t n = rows * cols, seed = 40 + kind;
+    DeviceBytes inp(n * 2), dout(n * 2), out(n * 2), weight(cols * 2), bias(cols * 2), mean(rows * 4), rstd(rows * 4),
+        sums(cols * 4), scratch(column_sums_scratch_elems(rows, cols) * 4);
+    upload_bf16(inp, make_data(kind, rows, cols, seed));
+    upload_bf16(dout, make_data(DATA_NORMAL, rows, cols, seed + 50));
+    upload_bf16(weight, make_data(DATA_NORMAL, 1, cols, seed + 60));
+    upload_bf16(bias, make_data(DATA_NORMAL, 1, cols, seed + 70));
+    const Bf16 *x = (const Bf16 *)inp.data(), *dy = (const Bf16 *)dout.data(), *b = (const Bf16 *)bias.data();
+    const Bf16 *add = biased ? b : NULL;
+    Bf16 *y = (Bf16 *)out.data();
+    const GeluColumns<Bf16, Bf16> gelu = {x, {add}, cols};
+    gelu_forward(y, x, add, rows, cols, 0);
+    check_made_by_all("GELU", gelu, y, QUANT_X, rows, cols);
+    const LayernormColumns<Bf16, Bf16> norm = {x, (float *)mean.data(), (float *)rstd.data(),
+                                               (const Bf16 *)weight.data(), b, cols};
+    layernorm_forward(y, norm.mean, norm.rstd, x, norm.weight, b, (uint32_t *)NULL, rows, cols, 0);
+    CUDA_CHECK(cudaMemset(mean.data(), 0, rows * 4));
+    layernorm_forward((Bf16 *)NULL, norm.mean, norm.rstd, x, norm.weight, b, (uint32_t *)NULL, rows, cols, 0);
+    check_made_by_all("layernorm", norm, y, QUANT_X, rows, cols);
+    const GeluBackwardColumns<Bf16, Bf16, Bf16> dgelu = {dy, x, {add}, cols};
+    gelu_backward_bias(y, (float *)sums.data(), dy, x, add, rows, cols, 0, (float *)scratch.data(), 0);
+    check_made_by_all("GELU's gradient", dgelu, y, QUANT_DY, rows, cols);
+    const QuantOptions options = quant_default_options(9);
+    const QuantSpec specs[2] = {quant_spec(SCALING_TENSOR, QUANT_DY, GEMM_DGRAD, &options, 5, 3),
+                                quant_spec(SCALING_TENSOR, QUANT_DY, GEMM_WGRAD, &options, 5, 3)};
+    if (kind == DATA_NORMAL)  // NaNs' payloads are as they come
+        compare_bytes("sums of a cast against those of column_sums",
+                      cast_made<SCALING_TENSOR>(dgelu, specs, rows, cols, HELD_NATIVE, 0)[5], sums.get("sums"));
+}
+
+TEST(made_by_the_cast) {
+    check_made_tensors(DATA_NORMAL, 1, 48, 1);
+    check_made_tensors(DATA_NAN, 65, 80, 0);
+    check_made_tensors(DATA_INF, 127, 144, 1);
+    check_made_tensors(DATA_NORMAL, 270, 48, 0);
+}
+
 // The examples of the formats' papers and libraries that quantize.h is tested with hold through the CPU's codes; what
 // is left is the device's own conversion, on patterns around every rounding boundary of 16 leading bits.
 static __global__ void encode_kernel(uint16_t *codes, uint32_t low_bits) {
@@ -399,6 +509,7 @@ int main(void) {
     RUN(block);
     RUN(mx);
     RUN(nv);
+    RUN(made_by_the_cast);
     RUN(device_conversions);
     RUN(alpha);
     return test_summary();

@@ -23,11 +23,11 @@ __device__ __forceinline__ float layernorm_value(float x, float mean, float rstd
 }
 
 // VECTORS: 8-column vectors a thread holds; ROW_WARPS: 1 or LAYERNORM_WARPS. inp2 and residual are NULL where the
-// residual is not FUSED, inp2_bias where inp2 has it already, `out` where nothing reads
-// it, amax where that is not wanted. Threads without columns take part with zeros.
+// residual is not FUSED, inp2_bias where inp2 has it already, `out` where nothing reads it, amax where that is not wanted.
+// Threads without columns take part with zeros.
 template <typename T, typename W, int VECTORS, int ROW_WARPS, bool FUSED>
-__global__ void __launch_bounds__(WARP_SIZE *LAYERNORM_WARPS, VECTORS <= 3                          ? 4
-                                                              : VECTORS <= 4                        ? 3
+__global__ void __launch_bounds__(WARP_SIZE *LAYERNORM_WARPS, VECTORS <= (sizeof(T) == 2 ? 3 : 2)   ? 4
+                                                              : VECTORS <= (sizeof(T) == 2 ? 4 : 3) ? 3
                                                               : VECTORS <= (sizeof(T) == 2 ? 7 : 6) ? 2
                                                                                                     : 1)
     layernorm_forward_kernel(T *residual, T *out, float *mean, float *rstd, const T *inp1, const T *inp2,

@@ -196,7 +196,7 @@ template <typename Source>
 constexpr bool quant_makes = true;
 template <typename T>
 constexpr bool quant_makes<StoredColumns<T>> = false;
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200  // where ptxas spills for three
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000  // where ptxas spills for three
 #define QUANT_BOUNDS(Source) __launch_bounds__(QUANT_THREADS, 2)
 #else
 #define QUANT_BOUNDS(Source) __launch_bounds__(QUANT_THREADS, quant_makes<Source> ? 2 : 3)

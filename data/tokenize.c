@@ -202,6 +202,15 @@ static void remove_temporaries_and_exit(int signal_number) {
     _exit(128 + signal_number);
 }
 
+// However the program ends, `clean` runs, or after a signal `clean_and_exit`.
+static void clean_up_at_exit(void (*clean)(void), void (*clean_and_exit)(int signal_number)) {
+    atexit(clean);
+    signal(SIGXFSZ, SIG_IGN);  // a file size limit then is an ordinary write error
+    signal(SIGINT, clean_and_exit);
+    signal(SIGTERM, clean_and_exit);
+    signal(SIGHUP, clean_and_exit);
+}
+
 static void shard_begin(ShardWriter *w) {
     static const uint32_t empty_header[TOKENS_HEADER_INTS];
     if (w->shards > 999999) die("more than 1000000 shards of six digits\ntry: a larger --shard-tokens");
@@ -540,7 +549,7 @@ static void encode_chunk(const Options *o, const Tokenizer *t, TokenizerCache *c
 // ----------------------------------------------------------------------------------------------------------------
 // Questions
 
-// Writes the question of one line; on failure 0 with what is wrong.
+// Writes the question of one line: NULL, or what is wrong with it.
 static const char *encode_question(ChoicesWriter *w, const Tokenizer *t, TokenizerCache *cache, const Json *json) {
     const JsonNode *root = json_root(json), *context = json_get(json, root, "ctx"), *list = json_get(json, root, "endings");
     uint64_t label;
@@ -594,11 +603,7 @@ static void tokenize_choices(const Options *o) {
     TokenizerCache *cache = tokenizer_cache_new();
     FILE *file = strcmp(input, "-") == 0 ? stdin : file_open(input, "rb");
     choices_begin(&writer, questions_beside, &message);
-    atexit(remove_questions);
-    signal(SIGXFSZ, SIG_IGN);
-    signal(SIGINT, remove_questions_and_exit);
-    signal(SIGTERM, remove_questions_and_exit);
-    signal(SIGHUP, remove_questions_and_exit);
+    clean_up_at_exit(remove_questions, remove_questions_and_exit);
     for (ssize_t bytes; (bytes = getline(&line, &capacity, file)) >= 0;) {
         Json json;
         const char *wrong = NULL;
@@ -706,11 +711,7 @@ static void tokenize(const Options *o) {
         w->tokenizer = &t;
         w->token_bytes = o->token_bytes ? (size_t)o->token_bytes : t.V <= 65536 ? 2 : 4;
     }
-    atexit(remove_temporaries);
-    signal(SIGXFSZ, SIG_IGN);  // a file size limit then is an ordinary write error
-    signal(SIGINT, remove_temporaries_and_exit);
-    signal(SIGTERM, remove_temporaries_and_exit);
-    signal(SIGHUP, remove_temporaries_and_exit);
+    clean_up_at_exit(remove_temporaries, remove_temporaries_and_exit);
     uint64_t documents = encode_all(o, &t, &reader);
     if (!documents)
         die("'%s'%s: there is nothing to tokenize in it", o->inputs[0],

@@ -43,22 +43,30 @@ static inline void launch_first_host(char *host, size_t bytes, const char *list)
     snprintf(host, bytes, "%.*s%.*s", (int)prefix, list, (int)strcspn(number, "-,]"), number);
 }
 
-// Where the ranks meet: MASTER_ADDR and MASTER_PORT, else what the launcher implies.
+// Where the ranks meet: MASTER_ADDR and MASTER_PORT, else `address` and a port made of `number`. 0: there is no address.
+static inline int launch_meet(Launch *launch, const char *address, long long number) {
+    const char *chosen = getenv("MASTER_ADDR"), *port = getenv("MASTER_PORT");
+    if (chosen && *chosen) address = chosen;
+    snprintf(launch->address, sizeof launch->address, "%s", address);
+    if (port && *port) snprintf(launch->port, sizeof launch->port, "%s", port);
+    else snprintf(launch->port, sizeof launch->port, "%lld", 10000 + number % 20000);
+    return *address != 0;
+}
+
+// The same with what the launcher's variables imply.
 static inline void launch_meeting_point(Launch *launch, int slurm, long long local_ranks) {
-    const char *address = getenv("MASTER_ADDR"), *port = getenv("MASTER_PORT"), *list = getenv("SLURM_STEP_NODELIST");
+    const char *list = getenv("SLURM_STEP_NODELIST");
+    char first[256] = "";
     long long job = launch_number("SLURM_JOB_ID"), step = launch_number("SLURM_STEP_ID");
     // A launcher's processes on one machine share their parent: runs side by side get ports of their own.
     long long number = slurm ? job * 64 + step : (long long)getppid();
-    if (address && *address) snprintf(launch->address, sizeof launch->address, "%s", address);
-    else if (slurm && list) launch_first_host(launch->address, sizeof launch->address, list);
-    else if (local_ranks == (long long)launch->ranks) snprintf(launch->address, sizeof launch->address, "127.0.0.1");
-    else
+    if (slurm && list) launch_first_host(first, sizeof first, list);
+    else if (local_ranks == (long long)launch->ranks) snprintf(first, sizeof first, "127.0.0.1");
+    if (!launch_meet(launch, first, number))
         snprintf(launch->problem, sizeof launch->problem,
                  "%s started %zu ranks, but MASTER_ADDR does not say on which host rank 0 is\n"
                  "try: MASTER_ADDR=<the first host> (mpirun -x MASTER_ADDR=..., MASTER_PORT=...)",
                  launch->launcher, launch->ranks);
-    if (port && *port) snprintf(launch->port, sizeof launch->port, "%s", port);
-    else snprintf(launch->port, sizeof launch->port, "%lld", 10000 + number % 20000);
 }
 
 #ifdef HAVE_MPI
@@ -77,7 +85,6 @@ static inline int launch_is_mpi(const char *name) {
 // Asks MPI for rank, ranks and where rank 0 is, but for what MASTER_ADDR and MASTER_PORT say. `told`: the ranks that the
 // launcher's variable `name` speaks of, or 1. 0 where MPI is not asked.
 static inline int launch_by_mpi(Launch *launch, const char *name, long long told) {
-    const char *address = getenv("MASTER_ADDR"), *port = getenv("MASTER_PORT");
     int rank = 0, ranks = 1;
     if (!launch_is_mpi(name)) return 0;
     if (MPI_Init(NULL, NULL) != MPI_SUCCESS) die("MPI_Init failed");
@@ -93,9 +100,7 @@ static inline int launch_by_mpi(Launch *launch, const char *name, long long told
                  "try: that one's mpirun, or a build that goes by the variables (make MPI=0)",
                  name, told, ranks);
     if (ranks > 1) run_context()->on_error = launch_on_error;
-    snprintf(launch->address, sizeof launch->address, "%s", address && *address ? address : launch->host);
-    if (port && *port) snprintf(launch->port, sizeof launch->port, "%s", port);
-    else snprintf(launch->port, sizeof launch->port, "%d", (int)(10000 + getpid() % 20000));
+    launch_meet(launch, launch->host, (long long)getpid());
     MPI_Bcast(launch->address, (int)sizeof launch->address, MPI_CHAR, 0, MPI_COMM_WORLD);
     MPI_Bcast(launch->port, (int)sizeof launch->port, MPI_CHAR, 0, MPI_COMM_WORLD);
     return 1;

@@ -66,8 +66,7 @@ begin() {
         --steps 100000 >"$dir/$1.txt" 2>&1 </dev/null &
     pid=$!
     (sleep 100 && kill -KILL $pid) >/dev/null 2>&1 &  # a job that hangs is a failure, not the end of the test
-    tries=0
-    while [ $tries -lt 300 ] && ! grep -q '"step":2' "$dir/$1/run.jsonl" 2>/dev/null; do sleep 0.1; tries=$((tries + 1)); done
+    wait_for "$dir/$1/run.jsonl" '"step":2' 30
 }
 begin k
 before=$(date +%s)

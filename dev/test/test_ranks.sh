@@ -92,8 +92,7 @@ begin() {
     "$launch" 3 sh -c 'echo $$ >"'"$dir/pids"'/$RANK"; exec "$@"' sh "$fp32" $small --out "$dir/$into" --steps 100000 \
         --val '' "$@" >"$dir/$into.txt" 2>&1 </dev/null &
     pid=$!
-    tries=0
-    while [ $tries -lt 300 ] && ! grep -q '"step":2' "$dir/$into/run.jsonl" 2>/dev/null; do sleep 0.1; tries=$((tries + 1)); done
+    wait_for "$dir/$into/run.jsonl" '"step":2' 30
 }
 seconds() { date +%s; }
 

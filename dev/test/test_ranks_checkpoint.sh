@@ -78,8 +78,7 @@ mkdir "$dir/pids"
 $limit "$launch" 3 sh -c 'echo $$ >"'"$dir/pids"'/$RANK"; exec "$@"' sh "$trainer" $small --batch 2 --zero 1 --steps 4 --resume \
     --val "$dir/long.bin" --val-every 3 --val-steps 0 --out "$dir/parts" >"$dir/long.txt" 2>&1 </dev/null &
 pid=$!
-tries=0
-while [ $tries -lt 200 ] && ! grep -q 'step 3/4' "$dir/long.txt" 2>/dev/null; do sleep 0.1; tries=$((tries + 1)); done
+wait_for "$dir/long.txt" 'step 3/4' 20
 sleep 0.5
 kill -TERM "$(cat "$dir/pids/2")"
 before=$(date +%s)
@@ -95,8 +94,7 @@ for pause in 0.3 0.7; do
     "$launch" 3 sh -c 'echo $$ >"'"$dir/pids"'/$RANK"; exec "$@"' sh "$trainer" $small --batch 2 --zero 1 --steps 1000 \
         --checkpoint-every 1 --resume --out "$dir/killed" >"$dir/killed.txt" 2>&1 </dev/null &
     pid=$!
-    tries=0
-    while [ $tries -lt 200 ] && ! grep -q '^step\|resumed' "$dir/killed.txt" 2>/dev/null; do sleep 0.1; tries=$((tries + 1)); done
+    wait_for "$dir/killed.txt" '^step\|resumed' 20
     sleep $pause
     kill -KILL "$(cat "$dir/pids/1")"
     wait $pid

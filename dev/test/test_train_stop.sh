@@ -7,15 +7,6 @@
 cd "$(dirname "$0")/../.." || exit 1
 . dev/test/train_lib.sh
 
-# Waits until file $1 has a line like $2: 10 s at most.
-wait_for() {
-    tries=0
-    until grep -aq -e "$2" "$1" 2>/dev/null; do
-        tries=$((tries + 1))
-        [ $tries -lt 1000 ] && kill -0 $pid 2>/dev/null || return 1
-        sleep 0.01
-    done
-}
 # A pause of 0 to $1 milliseconds, from a generator of its own.
 seed=1
 pause() {

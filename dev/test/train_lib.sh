@@ -55,6 +55,16 @@ same_end() {
     "$tool" same-log "$dir/$1/run.jsonl" "$dir/$2/run.jsonl" && same_files "$1/$3" "$2/$3"
 }
 
+# wait_for FILE LINE [SECONDS]: until the file has a line like that; so many seconds (10) at most, and while $pid lives.
+wait_for() {
+    tries=0
+    until grep -aq -e "$2" "$1" 2>/dev/null; do
+        tries=$((tries + 1))
+        [ $tries -lt $((${3:-10} * 100)) ] && kill -0 $pid 2>/dev/null || return 1
+        sleep 0.01
+    done
+}
+
 # losses FOLDER: the training losses, one a line; value FOLDER KEY: the last value of a key in its log.
 losses() { sed -n 's/.*"loss":\([^,}]*\).*/\1/p' "$dir/$1/run.jsonl"; }
 value() { sed -n "s/.*\"$2\":\([^,}]*\).*/\1/p" "$dir/$1/run.jsonl" | tail -n 1; }

@@ -889,52 +889,6 @@ static void model_observe(Model *model, NumericsReport *report) {
     model->linear.observe_context = report;
 }
 
-// `bytes` of device memory on the host. The caller frees them.
-static void *bytes_from_device(const Model *model, const void *data, size_t bytes) {
-    void *copy = checked_calloc(bytes, 1, "a copy of a tensor");
-    CUDA_CHECK(cudaMemcpyAsync(copy, data, bytes, cudaMemcpyDeviceToHost, model->stream));
-    CUDA_CHECK(cudaStreamSynchronize(model->stream));
-    return copy;
-}
-
-// Before model_update() with the same hyper, while observed: shows what it will do to the weights, layer by layer. The
-// CPU twin counts, on copies of one layer's tensors; stochastic rounding counts need the position in the tensor, so a
-// layer is given as a run that begins at element 0 of pointers moved back.
-static void model_count_updates(Model *model, const AdamWHyper *hyper) {
-    for (size_t i = 0; i < GPT_PARAMETER_COUNT; i++) {
-        const ParameterInfo *info = &model->table[i];
-        AdamWTensor device = model_adamw_tensor(model, i, hyper->weight_decay);
-        AdamWHyper tensor_hyper = *hyper;
-        size_t elems = info->rows * info->cols, n = parameter_elems(info);
-        int in_layers = strncmp(info->hf, "h.", 2) == 0;
-        tensor_hyper.weight_decay = device.weight_decay;
-        const weight_t *working = (const weight_t *)model->weights_arena.base + info->offset_elems;
-        float *rounded = floats_from_device(model, working, n);
-        cpu::AdamWTensor tensor = {bytes_from_device(model, device.weight, n * MASTER_BYTES),
-                                   device.kahan ? (uint16_t *)bytes_from_device(model, device.kahan, 2 * n) : NULL,
-                                   BUILD_WEIGHTS_COPIED ? rounded : NULL,
-                                   bytes_from_device(model, device.m, n * MOMENT_BYTES),
-                                   bytes_from_device(model, device.v, n * MOMENT_BYTES),
-                                   (float *)bytes_from_device(model, device.grad, n * sizeof(float)),
-                                   n,
-                                   (uint32_t)i};
-        const float *weight = BUILD_MASTER_RULE == MASTER_RULE_FP32 ? (const float *)tensor.weight : rounded;
-        for (size_t l = 0; l < info->layers; l++) {
-            UpdateCounts counts = {0, 0, 0, 0, 0};
-            cpu::adamw_count(&counts, &tensor, l * elems, (l + 1) * elems, &tensor_hyper, BUILD_MASTER_RULE,
-                             BUILD_MOMENTS_RULE);
-            numerics_weight(model->numerics, info->name, in_layers ? l : NUMERICS_NO_LAYER, BUILD_WEIGHT, &counts,
-                            weight + l * elems, rounded + l * elems, elems);
-        }
-        free(tensor.weight);
-        free(tensor.kahan);
-        free(tensor.m);
-        free(tensor.v);
-        free((void *)tensor.grad);
-        free(rounded);
-    }
-}
-
 // The number of the step that begins (from 0): random roundings depend on it.
 static void model_begin_step(Model *model, uint64_t step) { model->linear.step = (uint32_t)step; }
 
@@ -944,7 +898,7 @@ static void model_end_step(Model *model) {
 }
 
 // ----------------------------------------------------------------------------------------------------------------
-// Access by the shared loop: checkpoints and failures (llmc/model_access.cuh), sampling
+// Access by the shared loop: checkpoints, reports and failures (llmc/model_access.cuh), sampling
 
 #include "llmc/model_access.cuh"
 

@@ -1,6 +1,6 @@
 // model_access.cuh: how the shared loop (trainer.h) reaches what the GPU trainer keeps on its device, and on several
-// ranks: tensors of a checkpoint, losses, where a pass broke, whether replicas agree. Included by train_gpt.cu after it
-// has defined its Model.
+// ranks: tensors of a checkpoint, losses, where a pass broke, what updates do, whether replicas agree. Included by
+// train_gpt.cu after it has defined its Model.
 #ifndef LLMC_MODEL_ACCESS_CUH
 #define LLMC_MODEL_ACCESS_CUH
 
@@ -57,23 +57,29 @@ static ShardBlock checkpoint_shard_block(const Model *model, const CheckpointTen
     return cols == tensor->cols ? together : block;
 }
 
-// Shards become a whole by a sum: each element's bits are one rank's, and zero on all others.
+// A block of the arena of which each rank has its part in `shard`, dense in `host` (or NULL): every rank comes here. At
+// most CHECKPOINT_STAGE_BYTES. Shards become a whole by a sum: each element's bits are one rank's, and zero on all others.
+static void whole_from_shards(const Model *model, void *shard, size_t size, const ShardBlock *block, void *host) {
+    size_t bytes = block->rows * block->cols * size;
+    void *whole = model->work.block;
+    communicator_moved();
+    CUDA_CHECK(cudaMemsetAsync(whole, 0, bytes, model->stream));
+    shards_copy(&model->shards, shard, size, block, whole, 1, cudaMemcpyDeviceToDevice, model->stream);
+    NCCL_CHECK(ncclAllReduce(whole, whole, bytes, ncclUint8, ncclSum, all_ranks()->nccl, model->stream));
+    if (host) CUDA_CHECK(cudaMemcpyAsync(host, whole, bytes, cudaMemcpyDeviceToHost, model->stream));
+    CUDA_CHECK(cudaStreamSynchronize(model->stream));
+}
+
 static void checkpoint_read_device(void *context, const CheckpointTensor *tensor, size_t row, size_t rows, size_t col,
                                    size_t cols, void *host) {
     Model *model = (Model *)context;
-    Ranks *r = all_ranks();
-    size_t size = safetensors_dtype_bytes(tensor->dtype), bytes = rows * cols * size;
-    void *shard = checkpoint_shard(model, tensor), *whole = model->work.block;
+    void *shard = checkpoint_shard(model, tensor);
     communicator_moved();
     shards_await_all(&model->shards, model->stream);
     if (!shard && host) checkpoint_copy(model, tensor, row, rows, col, cols, host, 1);
     if (!shard) return;
     const ShardBlock block = checkpoint_shard_block(model, tensor, row, rows, col, cols);
-    CUDA_CHECK(cudaMemsetAsync(whole, 0, bytes, model->stream));
-    shards_copy(&model->shards, shard, size, &block, whole, 1, cudaMemcpyDeviceToDevice, model->stream);
-    NCCL_CHECK(ncclAllReduce(whole, whole, bytes, ncclUint8, ncclSum, r->nccl, model->stream));
-    if (host) CUDA_CHECK(cudaMemcpyAsync(host, whole, bytes, cudaMemcpyDeviceToHost, model->stream));
-    CUDA_CHECK(cudaStreamSynchronize(model->stream));
+    whole_from_shards(model, shard, safetensors_dtype_bytes(tensor->dtype), &block, host);
 }
 
 static int checkpoint_wanted_device(void *context, const CheckpointTensor *tensor, size_t row, size_t rows, size_t col,
@@ -105,6 +111,68 @@ static void model_checkpoint_access(Model *model, Checkpointer *checkpointer) {
     checkpointer->write = checkpoint_write_device;
     checkpointer->wanted = checkpoint_wanted_device;
     checkpointer->ctx = model;
+}
+
+// `bytes` of device memory on the host. The caller frees them.
+static void *bytes_from_device(const Model *model, const void *data, size_t bytes) {
+    void *copy = checked_calloc(bytes, 1, "a copy of a tensor");
+    CUDA_CHECK(cudaMemcpyAsync(copy, data, bytes, cudaMemcpyDeviceToHost, model->stream));
+    CUDA_CHECK(cudaStreamSynchronize(model->stream));
+    return copy;
+}
+
+// Parameter tensor i of the arena at `data`, or of this rank's shards of it, on the host: whole. The caller frees it.
+static void *parameter_from_device(const Model *model, size_t i, void *data, size_t size, int in_shards) {
+    const ParameterInfo *info = &model->table[i];
+    size_t elems = parameter_elems(info), most = CHECKPOINT_STAGE_BYTES / size;
+    if (!data) return NULL;
+    if (!in_shards) return bytes_from_device(model, (char *)data + info->offset_elems * size, elems * size);
+    char *copy = (char *)checked_calloc(elems, size, "a copy of a tensor");
+    for (size_t at = 0; at < elems; at += most) {
+        size_t n = min_size(most, elems - at);
+        const ShardBlock block = {info->offset_elems + at, 1, n, n};
+        whole_from_shards(model, data, size, &block, copy + at * size);
+    }
+    return copy;
+}
+
+// Before model_update() with the same hyper, at a step that is reported: shows what it will do to the weights, layer by
+// layer. The CPU twin counts, on copies of whole tensors, whose shards it takes all ranks to give.
+static void model_count_updates(Model *model, const AdamWHyper *hyper) {
+    const int sharded = shards_optimizer(&model->shards);
+    if (!model->numerics && !sharded) return;
+    for (size_t i = 0; i < GPT_PARAMETER_COUNT; i++) {
+        const ParameterInfo *info = &model->table[i];
+        AdamWHyper tensor_hyper = *hyper;
+        size_t elems = info->rows * info->cols, n = parameter_elems(info);
+        int in_layers = strncmp(info->hf, "h.", 2) == 0;
+        tensor_hyper.weight_decay = info->decay ? hyper->weight_decay : 0.0f;
+        float *rounded = floats_from_device(model, (const weight_t *)model->weights_arena.base + info->offset_elems, n);
+        void *grads = sharded ? (void *)model->shards.gradients : model->grads_arena.base;
+        cpu::AdamWTensor tensor = {
+            parameter_from_device(model, i, model->masters, MASTER_BYTES, sharded && MASTERS_APART),
+            (uint16_t *)parameter_from_device(model, i, model->kahan, sizeof *model->kahan, sharded),
+            BUILD_WEIGHTS_COPIED ? rounded : NULL,
+            parameter_from_device(model, i, model->m, MOMENT_BYTES, sharded),
+            parameter_from_device(model, i, model->v, MOMENT_BYTES, sharded),
+            (float *)parameter_from_device(model, i, grads, sizeof(float), sharded),
+            n,
+            (uint32_t)i};
+        const float *weight = BUILD_MASTER_RULE == MASTER_RULE_FP32 ? (const float *)tensor.weight : rounded;
+        for (size_t l = 0; l < info->layers && model->numerics; l++) {
+            UpdateCounts counts = {0, 0, 0, 0, 0};
+            cpu::adamw_count(&counts, &tensor, l * elems, (l + 1) * elems, &tensor_hyper, BUILD_MASTER_RULE,
+                             BUILD_MOMENTS_RULE);
+            numerics_weight(model->numerics, info->name, in_layers ? l : NUMERICS_NO_LAYER, BUILD_WEIGHT, &counts,
+                            weight + l * elems, rounded + l * elems, elems);
+        }
+        free(tensor.weight);
+        free(tensor.kahan);
+        free(tensor.m);
+        free(tensor.v);
+        free((void *)tensor.grad);
+        free(rounded);
+    }
 }
 
 // Ends the run where a rank's weights are not rank 0's; with --zero 0 its moments, too.

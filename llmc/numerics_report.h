@@ -592,8 +592,8 @@ static inline void numerics_close(NumericsReport *r) {
 }
 
 // Whether the step that makes `step` finished ones is to be reported; the first and those that `every` divides are.
-static inline int numerics_due(const NumericsReport *r, uint64_t step) {
-    return r->every != 0 && (step == 1 || step % r->every == 0);
+static inline int numerics_due(uint64_t every, uint64_t step) {
+    return every != 0 && (step == 1 || step % every == 0);
 }
 
 static inline void numerics_begin(NumericsReport *r, uint64_t step) {

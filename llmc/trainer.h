@@ -158,7 +158,8 @@ static inline void decide_skip(Trainer *t, int nonfinite) {
 static inline void train_step(Trainer *t) {
     const Options *o = &t->options;
     TrainState *s = &t->state;
-    int nonfinite, reported = numerics_due(&t->numerics, s->step + 1);
+    int nonfinite, due = numerics_due(o->numerics_every, s->step + 1);
+    int reported = due && t->parallel.rank == 0;
     double start = now_seconds(), scale = s->scaler.scale;
     t->lr = schedule_lr(&t->schedule, s->step);
     t->loss_scale = scale;
@@ -175,7 +176,7 @@ static inline void train_step(Trainer *t) {
         double clip = t->clipped ? o->grad_clip / t->norm : 1.0;
         AdamWHyper hyper = adamw_hyper(t->lr, o->beta1, o->beta2, o->eps, o->weight_decay, clip / scale, ++s->adam_t);
         hyper.seed = o->seed;
-        if (reported) model_count_updates(&t->model, &hyper);
+        if (due) model_count_updates(&t->model, &hyper);
         communicator_mark(s->step, "update");
         model_update(&t->model, &hyper);
         spike_accept(&s->loss_window, t->loss);

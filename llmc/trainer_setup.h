@@ -156,8 +156,6 @@ static inline void setup_parallel(Trainer *t) {
     p->zero = p->ranks > 1 ? (int)o->zero : 0;
     p->reduce_bf16 = strcmp(o->reduce, "bf16") == 0;
     p->bucket_bytes = (size_t)(o->bucket * 1048576.0);
-    if (p->zero && o->numerics_every)
-        die_usage("--numerics-every needs --zero 0\nwhy: a rank that has only a part of the weights cannot count them");
 }
 
 // Meets the other ranks, if there are any. From here on only rank 0 prints.

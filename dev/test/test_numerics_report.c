@@ -342,7 +342,7 @@ TEST(a_standing_warning_is_given_ever_less_often) {
 
 static void write_steps(NumericsReport *r, uint64_t from, uint64_t to) {
     for (uint64_t step = from; step <= to; step++) {
-        if (!numerics_due(r, step)) continue;
+        if (!numerics_due(r->every, step)) continue;
         numerics_begin(r, step);
         numerics_stored(r, NUMERICS_ACT, "ln1", 0, FORMAT_BF16, x, N, 0);
         numerics_stored(r, NUMERICS_ACT, "logits", NUMERICS_NO_LAYER, FORMAT_BF16, x, N, 0);

@@ -311,7 +311,8 @@ static void layer_forward(Model *model, size_t l, const float *inp) {
     fused_residual_layernorm_forward(residual2, ln2, at_layer(acts->ln2_mean, l, S), at_layer(acts->ln2_rstd, l, S),
                                      inp, acts->branch, at_layer(w->ln2w, l, C), at_layer(w->ln2b, l, C), N, C);
     linear_forward(&model->linear, linear_at(model, l, LINEAR_FC), fch, ln2, N);
-    gelu_forward(fch_gelu, fch, N * 4 * C);
+    if (model->recipe.gelu_fusion >= 1) gelu_forward_unrounded(fch_gelu, fch, N * 4 * C);
+    else gelu_forward(fch_gelu, fch, N * 4 * C);
     linear_forward(&model->linear, linear_at(model, l, LINEAR_FCPROJ), acts->branch, fch_gelu, N);
     if (l + 1 < L) {
         size_t next_ln = model->shape.recompute < 2 ? l + 1 : 0;
@@ -384,7 +385,7 @@ static void mlp_backward(Model *model, size_t l) {
     if (model->shape.recompute >= 1) gelu_forward(fch_gelu, fch, N * 4 * C);
     linear_backward(&model->linear, linear_at(model, l, LINEAR_FCPROJ), acts->dhidden, acts->dresidual, fch_gelu, N,
                     model->accumulate);
-    observe(model, "dfch_gelu", l, acts->dhidden, N * 4 * C);
+    if (model->recipe.gelu_fusion < 2) observe(model, "dfch_gelu", l, acts->dhidden, N * 4 * C);  // else never stored
     gelu_backward(acts->dhidden, acts->dhidden, fch, N * 4 * C);
     observe(model, "dfch", l, acts->dhidden, N * 4 * C);
     if (model->shape.recompute >= 2)

@@ -613,8 +613,12 @@ static void layer_forward(Model *model, size_t l) {
     attention_forward(att.stored, at_layer(acts->lse, l, S * NH), qkv, B, T, C, NH, model->work.floats, stream);
     bias = linear_forward(linear, linear_at(model, l, LINEAR_ATTPROJ), acts->branch, att, N);
     norm_forward(model, ln2, fc, residual2, layer_input(model, l), bias);
-    bias = linear_forward(linear, fc, fch, ln2, N);
-    if (!linear_makes_input(linear, fcproj)) gelu_forward(gelu.stored, fch, bias, N, 4 * C, stream);
+    if (model->recipe.gelu_fusion >= 1) {
+        linear_forward_gelu(linear, fc, gelu.stored, fch, ln2.stored, N);
+    } else {
+        bias = linear_forward(linear, fc, fch, ln2, N);
+        if (!linear_makes_input(linear, fcproj)) gelu_forward(gelu.stored, fch, bias, N, 4 * C, stream);
+    }
     bias = linear_forward(linear, fcproj, acts->branch, gelu, N);
     if (l + 1 < L) {
         shards_await_layer(&model->shards, l + 1, stream);
@@ -696,7 +700,7 @@ static void model_forward(Model *model, const int32_t *inputs, const int32_t *ta
 
 // ----------------------------------------------------------------------------------------------------------------
 // Backward. A bias's gradient is taken by a kernel that has its columns in hand anyway: those of the two projections
-// into the residual stream by the layernorm that makes the stream's gradient, fc's by GELU's.
+// into the residual stream by the layernorm that makes the stream's gradient, fc's by GELU's unless a product makes that.
 
 // The MLP of layer l: dresidual, the gradient of residual3, becomes that of residual2.
 static void mlp_backward(Model *model, size_t l) {
@@ -708,6 +712,7 @@ static void mlp_backward(Model *model, size_t l) {
     cudaStream_t stream = model->stream;
     size_t N = model->B * model->T, C = model->config.C, gl = shards_gradient_layer(&model->shards, l);
     int makes_dfch = linear_makes_gradient(linear, fc), again = model->shape.recompute;
+    int fused = model->recipe.gelu_fusion >= 2;
     GeluInput gelu = gelu_input(model, l);
     NormInput ln2 = ln2_input(model, l);
     const LayernormColumns<act_t, weight_t> &norm = ln2.source;
@@ -716,15 +721,18 @@ static void mlp_backward(Model *model, size_t l) {
     float *dfcb = at_layer(g->fcb, gl, 4 * C);
 
     if (again >= 1 && !linear_makes_input(linear, fcproj)) gelu_forward(gelu.stored, fch, bias, N, 4 * C, stream);
-    linear_backward(linear, fcproj, acts->dhidden, residual_gradient(model, fcproj), gelu, N, model->accumulate);
-    observe(model, "dfch_gelu", l, acts->dhidden, N * 4 * C);
+    if (fused) {
+        linear_backward_gelu(linear, fcproj, acts->dhidden, fch, acts->dresidual, gelu.stored, N, model->accumulate);
+    } else {
+        linear_backward(linear, fcproj, acts->dhidden, residual_gradient(model, fcproj), gelu, N, model->accumulate);
+        observe(model, "dfch_gelu", l, acts->dhidden, N * 4 * C);
+    }
     GeluGradient dfch = {acts->dhidden, {acts->dhidden, fch, {bias}, 4 * C}, 0,
-                         {makes_dfch ? dfcb : NULL, model->work.floats, model->accumulate}};
-    if (!makes_dfch) {
+                         {makes_dfch || fused ? dfcb : NULL, model->work.floats, model->accumulate}};
+    if (!makes_dfch && !fused)
         gelu_backward_bias(acts->dhidden, dfcb, acts->dhidden, fch, bias, N, 4 * C, model->accumulate,
                            model->work.floats, stream);
-        observe(model, "dfch", l, acts->dhidden, N * 4 * C);
-    }
+    if (!makes_dfch) observe(model, "dfch", l, acts->dhidden, N * 4 * C);
     if (again >= 2 && !linear_makes_input(linear, fc)) norm_forward(model, ln2, fc, NULL, NULL, NULL);
     linear_backward(linear, fc, acts->dnorm, dfch, ln2, N, model->accumulate);
     observe(model, "dln2", l, acts->dnorm, N * C);

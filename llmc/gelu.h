@@ -38,8 +38,18 @@ static inline void gelu_forward(float *out, const float *inp, size_t n) {
     for (size_t i = 0; i < n; i++) out[i] = round_act(gelu_value(inp[i]));
 }
 
+// gelu_forward_unrounded: the same of what has not been rounded yet: out = round_act(gelu(inp)), inp = round_act(inp), as
+// a product's epilogue does it (--gelu-fusion)
+static inline void gelu_forward_unrounded(float *out, float *inp, size_t n) {
+#pragma omp parallel for schedule(static) if (n >= GELU_PARALLEL_ELEMS)
+    for (size_t i = 0; i < n; i++) {
+        out[i] = round_act(gelu_value(inp[i]));
+        inp[i] = round_act(inp[i]);
+    }
+}
+
 // gelu_backward: dinp = dout * gelu'(inp), n elements
-//   dinp (n) grad =      dout (n) grad      inp (n) act, the forward input      dinp may be dout
+//   dinp (n) grad =      dout (n) grad, or unrounded      inp (n) act, the forward input      dinp may be dout
 static inline void gelu_backward(float *dinp, const float *dout, const float *inp, size_t n) {
 #pragma omp parallel for schedule(static) if (n >= GELU_PARALLEL_ELEMS)
     for (size_t i = 0; i < n; i++) dinp[i] = round_grad(dout[i] * gelu_derivative(inp[i]));

@@ -102,22 +102,38 @@ static inline const char *linear_refusal(MatmulScratch *matmul, const LinearReci
                : "cuBLASLt has no such product here";
 }
 
+// Ends the program where cuBLASLt lacks what --gelu-fusion asks for with N tokens; without a device nobody knows.
+static inline void linear_require_gelu(MatmulScratch *matmul, const LinearRecipe *recipe, size_t channels, size_t N) {
+    const int32_t type = TypeFormat<act_t>::cuda;
+    const size_t C = channels, OC = 4 * channels;
+    const MatmulKey forward = matmul_key(OC, N, C, 1, 0, type, type, 0, MATMUL_GELU_BIAS),
+                    backward = matmul_key(OC, N, C, 0, 0, type, type, 0, MATMUL_DGELU);
+    for (int level = 1; matmul && level <= recipe->gelu_fusion; level++)
+        if (matmul_query(matmul, level == 1 ? &forward : &backward) != CUBLAS_STATUS_SUCCESS)
+            die_usage("--gelu-fusion %d: cuBLASLt has no %s product of %zu x %zu over %zu with GELU%s on %s, compute capability "
+                      "%d.%d\ntry: --gelu-fusion %d",
+                      recipe->gelu_fusion, build_policy().name, N, OC, C, level == 1 ? "" : "'s derivative",
+                      device_info()->name, device_info()->cc / 10, device_info()->cc % 10, level - 1);
+}
+
 // For micro-batches of up to B sequences of T tokens. One sequence is asked about, too: what cuBLASLt wants a number of
 // tokens to be a multiple of holds for any number of sequences then.
 static inline LinearRoutes linear_routes(const LinearRecipe *recipe, size_t channels, size_t B, size_t T) {
     LinearRoutes routes;
     int devices = 0;
     memset(&routes, 0, sizeof routes);
-    if (recipe->scaling == SCALING_NONE) return routes;
+    if (recipe->scaling == SCALING_NONE && !recipe->gelu_fusion) return routes;
     snprintf(routes.card, sizeof routes.card, "%.64s, compute capability %d.%d", device_info()->name,
              device_info()->cc / 10, device_info()->cc % 10);
     void *anywhere = (void *)(uintptr_t)4096;  // a workspace for products that are only asked about
     const int present = cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0;
     MatmulScratch *matmul = present ? matmul_scratch(anywhere, matmul_scratch_bytes()) : NULL;
+    linear_require_gelu(matmul, recipe, channels, T);
+    linear_require_gelu(matmul, recipe, channels, B * T);
     for (int kind = 0; kind < LINEAR_KINDS; kind++)
         for (int gemm = 0; gemm < 3; gemm++) {
             const Linear l = linear_describe(recipe, (LinearKind)kind, 0, 1, channels);
-            if (l.high == HIGH_FEATURES) continue;
+            if (l.high == HIGH_MODE || l.high == HIGH_FEATURES) continue;
             const char *why = linear_refusal(matmul, recipe, &l, (QuantGemm)gemm, T);
             if (!why) why = linear_refusal(matmul, recipe, &l, (QuantGemm)gemm, B * T);
             routes.emulated_why[kind][gemm] = why;
@@ -617,6 +633,22 @@ static inline const weight_t *linear_forward(const LinearContext *ctx, const Dev
         if (ctx->apart) linear_add_bias(out, linear->bias, N, l->OC, ctx->stream);
     }
     return linear_bias_left(ctx, linear);
+}
+
+// --gelu-fusion: fc's product and GELU in one: out (N, OC) = gelu(fch), fch (N, OC) = inp . weight^T + bias
+static inline void linear_forward_gelu(const LinearContext *ctx, const DeviceLinear *fc, act_t *out, act_t *fch,
+                                       const act_t *inp, size_t N) {
+    matmul_forward_gelu(ctx->matmul, out, fch, inp, fc->weight, fc->bias, N, fc->layer.C, fc->layer.OC, ctx->stream);
+}
+
+// And linear_backward() of fcproj with that of GELU: dfch (N, C), of GELU's input fch. fc's bias gradient is left to
+// linear_backward() of fc: cuBLASLt's would be rounded to 16 bits and could not be added to.
+static inline void linear_backward_gelu(const LinearContext *ctx, const DeviceLinear *fcproj, grad_t *dfch,
+                                        const act_t *fch, const grad_t *dout, const act_t *inp, size_t N,
+                                        int accumulate) {
+    const size_t C = fcproj->layer.C, OC = fcproj->layer.OC;
+    matmul_backward_input_gelu(ctx->matmul, dfch, fch, dout, fcproj->weight, N, C, OC, ctx->stream);
+    matmul_backward_weight(ctx->matmul, fcproj->dweight, dout, inp, N, C, OC, accumulate, ctx->stream);
 }
 
 // The products with dY, and x for wgrad, cast.

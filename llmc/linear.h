@@ -37,6 +37,7 @@ typedef struct {
     const char *exclude;      // "a,b": layers whose name holds one of these stay high
     uint64_t forward_high_from;  // from this step on fprop is high; 0: never
     const char *autotune;        // GPU: the file with each product's fastest algorithm; "": none
+    int gelu_fusion;             // fc's fprop (1), and fcproj's dgrad (2), leave their rounding to GELU
 } LinearRecipe;
 
 static inline LinearRecipe linear_recipe(const PrecisionPolicy *policy, uint64_t seed) {
@@ -126,6 +127,12 @@ static inline int linear_weight_casts_agree(const LinearRecipe *recipe) {
     QuantSpec dgrad = quant_spec(recipe->scaling, QUANT_W, GEMM_DGRAD, &recipe->quant, 0, 0);
     int tensor = fprop.scaling == SCALING_TENSOR || fprop.scaling == SCALING_DELAYED;
     return fprop.scaling == dgrad.scaling && (tensor || (fprop.square && dgrad.square));
+}
+
+// Does GELU take product `gemm` of layer l unrounded (--gelu-fusion)?
+static inline int linear_leaves_rounding(const LinearRecipe *recipe, const Linear *l, QuantGemm gemm) {
+    return (recipe->gelu_fusion >= 1 && l->kind == LINEAR_FC && gemm == GEMM_FPROP) ||
+           (recipe->gelu_fusion >= 2 && l->kind == LINEAR_FCPROJ && gemm == GEMM_DGRAD);
 }
 
 // Floats of the casts of one layer's weight; of cast_a and cast_b for N tokens; of product.
@@ -299,7 +306,8 @@ static inline void linear_add_bias(float *out, const float *bias, size_t N, size
 static inline void linear_forward(LinearContext *ctx, Linear *l, float *out, const float *inp, size_t N) {
     uint64_t high_from = ctx->recipe->forward_high_from;
     if (l->high || (high_from && ctx->step >= high_from)) {
-        matmul_forward(ctx->matmul, out, inp, l->weight, l->bias, N, l->C, l->OC);
+        matmul_forward_rounding(ctx->matmul, out, inp, l->weight, l->bias, N, l->C, l->OC,
+                                linear_leaves_rounding(ctx->recipe, l, GEMM_FPROP) ? ROUND_NONE : ROUND_ACT);
         return;
     }
     linear_cast_weight(ctx, l);
@@ -334,7 +342,8 @@ static inline void linear_backward(LinearContext *ctx, Linear *l, float *dinp, c
                                    size_t N, int accumulate) {
     matmul_backward_bias(l->dbias, dout, N, l->OC, accumulate);
     if (l->high) {
-        matmul_backward_input(ctx->matmul, dinp, dout, l->weight, N, l->C, l->OC, 0);
+        matmul_backward_input_rounding(ctx->matmul, dinp, dout, l->weight, N, l->C, l->OC, 0,
+                                       linear_leaves_rounding(ctx->recipe, l, GEMM_DGRAD) ? ROUND_NONE : ROUND_GRAD);
         matmul_backward_weight(ctx->matmul, l->dweight, dout, inp, N, l->C, l->OC, accumulate);
         return;
     }

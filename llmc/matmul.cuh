@@ -24,9 +24,9 @@ static inline void cublas_check(cublasStatus_t status, const char *statement, co
 }
 #define CUBLAS_CHECK(statement) cublas_check((statement), #statement, __FILE__, __LINE__)
 
-// What the product does to its sums before the only rounding. (No GELU here: doc/gpu.md has the bytes that would save,
-// and why it is not done.)
-typedef enum { MATMUL_PLAIN, MATMUL_BIAS } MatmulEpilogue;
+// What the product does to its sums before the only rounding. GELU_BIAS: D = GELU(sums + bias), and sums + bias to aux;
+// DGELU: D = sums . GELU'(aux). aux (m x n) is of D's type, without gaps.
+typedef enum { MATMUL_PLAIN, MATMUL_BIAS, MATMUL_GELU_BIAS, MATMUL_DGELU } MatmulEpilogue;
 
 // FAST: fp8's short accumulator all along k. DEVICE_ALPHA: the factors of the product and of D are read on the device.
 enum { MATMUL_FAST = 1, MATMUL_DEVICE_ALPHA = 2 };
@@ -52,7 +52,8 @@ static inline double matmul_type_bytes(int32_t type) {
 // What a call gives beside its matrices.
 typedef struct {
     const char *name;                 // of the product, for profiles
-    const void *bias;                 // MATMUL_BIAS; else NULL
+    const void *bias;                 // MATMUL_BIAS, MATMUL_GELU_BIAS; else NULL
+    const void *aux;                  // MATMUL_GELU_BIAS, which writes it, and MATMUL_DGELU; else NULL
     const void *a_scales, *b_scales;  // of fp8 and fp4 operands; else NULL
     const float *alpha_beta;          // MATMUL_DEVICE_ALPHA: both factors; else NULL
 } MatmulExtras;
@@ -117,7 +118,8 @@ static inline void matmul_scratch_free(MatmulScratch *scratch) {
     CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(desc, attribute, &(value), sizeof(value)))
 
 static inline void matmul_describe(MatmulPlan *plan) {
-    static const cublasLtEpilogue_t epilogues[] = {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS};
+    static const cublasLtEpilogue_t epilogues[] = {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS,
+                                                   CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_DGELU};
     const MatmulKey *key = &plan->key;
     // fp32 stays fp32 unless the policy's operands are tf32. The default permits no tf32.
     const cublasComputeType_t compute =
@@ -128,6 +130,9 @@ static inline void matmul_describe(MatmulPlan *plan) {
     MATMUL_SET(plan->operation, CUBLASLT_MATMUL_DESC_TRANSA, transpose_a);
     MATMUL_SET(plan->operation, CUBLASLT_MATMUL_DESC_TRANSB, transpose_b);
     MATMUL_SET(plan->operation, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogues[key->epilogue]);
+    const int64_t aux_ld = (int64_t)key->m;
+    if (key->epilogue >= MATMUL_GELU_BIAS)
+        MATMUL_SET(plan->operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, aux_ld);
     if (key->a_scales || key->b_scales) {
         MATMUL_SET(plan->operation, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, key->a_scales);
         MATMUL_SET(plan->operation, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, key->b_scales);
@@ -147,6 +152,7 @@ static inline void matmul_describe(MatmulPlan *plan) {
 // Pointers belong to the call, not to the plan; they are part of what the library's choice looks at.
 static inline void matmul_set_pointers(MatmulPlan *plan, const MatmulExtras *extras) {
     if (extras->bias) MATMUL_SET(plan->operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, extras->bias);
+    if (extras->aux) MATMUL_SET(plan->operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, extras->aux);
     if (extras->a_scales) MATMUL_SET(plan->operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, extras->a_scales);
     if (extras->b_scales) MATMUL_SET(plan->operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, extras->b_scales);
 }
@@ -177,14 +183,16 @@ static inline cublasStatus_t matmul_propose(MatmulScratch *scratch, const Matmul
 
 // Would there be an algorithm for such a product? Nothing is kept.
 static inline cublasStatus_t matmul_query(MatmulScratch *scratch, const MatmulKey *key) {
-    const MatmulExtras anywhere = {"query", NULL, scratch->workspace, scratch->workspace, NULL},
-                       none = {"query", NULL, NULL, NULL, NULL};
+    const int bias = key->epilogue == MATMUL_BIAS || key->epilogue == MATMUL_GELU_BIAS;
+    void *const anywhere = scratch->workspace;
+    const MatmulExtras extras = {"query", bias ? anywhere : NULL, key->epilogue >= MATMUL_GELU_BIAS ? anywhere : NULL,
+                                 key->a_scales ? anywhere : NULL, key->b_scales ? anywhere : NULL, NULL};
     cublasLtMatmulHeuristicResult_t first;
     MatmulPlan plan;
     int found;
     plan.key = *key;
     matmul_describe(&plan);
-    matmul_set_pointers(&plan, key->a_scales || key->b_scales ? &anywhere : &none);
+    matmul_set_pointers(&plan, &extras);
     cublasStatus_t status = matmul_propose(scratch, &plan, &first, 1, &found);
     matmul_plan_destroy(&plan);
     return status;
@@ -271,7 +279,7 @@ static inline void matmul_run(MatmulScratch *scratch, const MatmulKey *key, void
     snprintf(name, sizeof name, "matmul_%s %.0fx%.0f over %.0f", extras->name, n, m, k);
     DeviceOp op(name,
                 m * k * matmul_type_bytes(key->a_type) + k * n * matmul_type_bytes(key->b_type) +
-                    m * n * d_bytes * (key->accumulate ? 2 : 1),
+                    m * n * d_bytes * (key->accumulate || key->epilogue >= MATMUL_GELU_BIAS ? 2 : 1),
                 2 * m * n * k, stream);
     if (device_op_observer()->paper) return;
     int made = 0;
@@ -289,7 +297,17 @@ static inline void matmul_forward(MatmulScratch *scratch, T *out, const T *inp, 
                                   size_t N, size_t C, size_t OC, cudaStream_t stream) {
     const int32_t type = TypeFormat<T>::cuda;
     const MatmulKey key = matmul_key(OC, N, C, 1, 0, type, type, 0, bias ? MATMUL_BIAS : MATMUL_PLAIN);
-    const MatmulExtras extras = {"forward", bias, NULL, NULL, NULL};
+    const MatmulExtras extras = {"forward", bias, NULL, NULL, NULL, NULL};
+    matmul_run(scratch, &key, out, weight, inp, &extras, stream);
+}
+
+// out (N, OC) = gelu(fch), fch (N, OC) = inp (N, C) . weight (OC, C)^T + bias (OC); both rounded once, from fp32
+template <typename T>
+static inline void matmul_forward_gelu(MatmulScratch *scratch, T *out, T *fch, const T *inp, const T *weight,
+                                       const T *bias, size_t N, size_t C, size_t OC, cudaStream_t stream) {
+    const int32_t type = TypeFormat<T>::cuda;
+    const MatmulKey key = matmul_key(OC, N, C, 1, 0, type, type, 0, MATMUL_GELU_BIAS);
+    const MatmulExtras extras = {"forward_gelu", bias, fch, NULL, NULL, NULL};
     matmul_run(scratch, &key, out, weight, inp, &extras, stream);
 }
 
@@ -299,8 +317,18 @@ static inline void matmul_backward_input(MatmulScratch *scratch, T *dinp, const 
                                          size_t C, size_t OC, int accumulate, cudaStream_t stream) {
     const int32_t type = TypeFormat<T>::cuda;
     const MatmulKey key = matmul_key(C, N, OC, 0, 0, type, type, accumulate, MATMUL_PLAIN);
-    const MatmulExtras extras = {"backward_input", NULL, NULL, NULL, NULL};
+    const MatmulExtras extras = {"backward_input", NULL, NULL, NULL, NULL, NULL};
     matmul_run(scratch, &key, dinp, weight, dout, &extras, stream);
+}
+
+// dfch (N, C) = gelu'(fch (N, C)) . (dout (N, OC) . weight (OC, C)); rounded once
+template <typename T>
+static inline void matmul_backward_input_gelu(MatmulScratch *scratch, T *dfch, const T *fch, const T *dout,
+                                              const T *weight, size_t N, size_t C, size_t OC, cudaStream_t stream) {
+    const int32_t type = TypeFormat<T>::cuda;
+    const MatmulKey key = matmul_key(C, N, OC, 0, 0, type, type, 0, MATMUL_DGELU);
+    const MatmulExtras extras = {"backward_input_gelu", NULL, fch, NULL, NULL, NULL};
+    matmul_run(scratch, &key, dfch, weight, dout, &extras, stream);
 }
 
 // dweight (OC, C) f32 = dout (N, OC)^T . inp (N, C), or += with accumulate; never rounded
@@ -308,7 +336,7 @@ template <typename T>
 static inline void matmul_backward_weight(MatmulScratch *scratch, float *dweight, const T *dout, const T *inp, size_t N,
                                           size_t C, size_t OC, int accumulate, cudaStream_t stream) {
     const MatmulKey key = matmul_key(C, OC, N, 0, 1, TypeFormat<T>::cuda, CUDA_R_32F, accumulate, MATMUL_PLAIN);
-    const MatmulExtras extras = {"backward_weight", NULL, NULL, NULL, NULL};
+    const MatmulExtras extras = {"backward_weight", NULL, NULL, NULL, NULL, NULL};
     matmul_run(scratch, &key, dweight, inp, dout, &extras, stream);
 }
 

@@ -397,18 +397,27 @@ static inline void gemm(MatmulScratch *scratch, const Gemm *g) {
 // ----------------------------------------------------------------------------------------------------------------
 // The linear layer. Weights are (OC, C), so that a forward output's weights are contiguous.
 
-// out (N, OC) = round_act(inp (N, C) . weight (OC, C)^T + bias (OC) or NULL)
-static inline void matmul_forward(MatmulScratch *scratch, float *out, const float *inp, const float *weight,
-                                  const float *bias, size_t N, size_t C, size_t OC) {
-    Gemm g = {N, OC, C, {inp, C, 1}, {weight, C, 1}, out, OC, bias, 1.0f, GEMM_CHUNK, 0, ROUND_ACT};
+// out (N, OC) = inp (N, C) . weight (OC, C)^T + bias (OC) or NULL, rounded as asked; by itself round_act()
+static inline void matmul_forward_rounding(MatmulScratch *scratch, float *out, const float *inp, const float *weight,
+                                           const float *bias, size_t N, size_t C, size_t OC, GemmRounding rounding) {
+    Gemm g = {N, OC, C, {inp, C, 1}, {weight, C, 1}, out, OC, bias, 1.0f, GEMM_CHUNK, 0, rounding};
     gemm(scratch, &g);
 }
+static inline void matmul_forward(MatmulScratch *scratch, float *out, const float *inp, const float *weight,
+                                  const float *bias, size_t N, size_t C, size_t OC) {
+    matmul_forward_rounding(scratch, out, inp, weight, bias, N, C, OC, ROUND_ACT);
+}
 
-// dinp (N, C) = round_grad(dout (N, OC) . weight (OC, C)); with accumulate, dinp = round_grad(dinp + the product)
+// dinp (N, C) = dout (N, OC) . weight (OC, C), or += with accumulate, rounded as asked; by itself round_grad()
+static inline void matmul_backward_input_rounding(MatmulScratch *scratch, float *dinp, const float *dout,
+                                                  const float *weight, size_t N, size_t C, size_t OC, int accumulate,
+                                                  GemmRounding rounding) {
+    Gemm g = {N, C, OC, {dout, OC, 1}, {weight, 1, C}, dinp, C, NULL, 1.0f, GEMM_CHUNK, accumulate, rounding};
+    gemm(scratch, &g);
+}
 static inline void matmul_backward_input(MatmulScratch *scratch, float *dinp, const float *dout, const float *weight,
                                          size_t N, size_t C, size_t OC, int accumulate) {
-    Gemm g = {N, C, OC, {dout, OC, 1}, {weight, 1, C}, dinp, C, NULL, 1.0f, GEMM_CHUNK, accumulate, ROUND_GRAD};
-    gemm(scratch, &g);
+    matmul_backward_input_rounding(scratch, dinp, dout, weight, N, C, OC, accumulate, ROUND_GRAD);
 }
 
 // dweight (OC, C) = dout (N, OC)^T . inp (N, C), or += with accumulate; fp32, never rounded

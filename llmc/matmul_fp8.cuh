@@ -69,7 +69,7 @@ static inline void matmul_cast(MatmulScratch *scratch, const char *name, void *o
                                const DeviceOperand *a, const DeviceOperand *b, int accumulate, int fast,
                                cudaStream_t stream) {
     const MatmulKey key = matmul_cast_key(out_type, a, b, accumulate, fast);
-    MatmulExtras extras = {name, NULL, NULL, NULL, NULL};
+    MatmulExtras extras = {name, NULL, NULL, NULL, NULL, NULL};
     if (key.flags & MATMUL_DEVICE_ALPHA && !device_op_observer()->paper) {
         extras.alpha_beta = scratch->alpha_beta;
         quant_alpha_device(scratch->alpha_beta, a, b, accumulate, stream);

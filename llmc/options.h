@@ -139,6 +139,8 @@
       CHOICES("recipe|128|0"), WEIGHTS, "N", "h14: move sums to fp32 every 128 products, or never")                    \
     X(PRECISION,  "tf32-round", NULL,         TEXT,  tf32_round,         "rna",                                        \
       CHOICES("rna|rz"), WEIGHTS, "HOW", "tf32: products read operands to nearest, or cut")                            \
+    X(PRECISION,  "gelu-fusion", "ge",        COUNT, gelu_fusion,        0, RANGE(0, 2), WEIGHTS,                      \
+      "LEVEL", "bf16, fp16: GELU within products: 1 forward, 2 backward too")                                          \
     X(EVALUATION, "val-every", "v",           COUNT, val_every,          100, RANGE(0, OPTION_MAX_COUNT), BESIDE,      \
       "STEPS", "validate this often, and at the end; 0: never")                                                        \
     X(EVALUATION, "val-steps", "m",           COUNT, val_steps,          20, RANGE(0, OPTION_MAX_COUNT), BESIDE,       \
@@ -420,7 +422,6 @@ static inline const ForeignOption *foreign_option(const char *alias) {
     static const ForeignOption options[] = {
         {"f", "0", "overriding TF32"},
         {"w", "1", "dropping the fp32 master weights"},
-        {"ge", "0", "fusing GELU into the matrix product"},
         {"lg", "-1", "logging the GPU's state"},
         {"pn", "1", TOLD_BY_LAUNCHER},
         {"pr", "0", TOLD_BY_LAUNCHER},

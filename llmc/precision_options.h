@@ -40,6 +40,7 @@ static inline void precision_options_refuse(const Options *o) {
         {OPTION_loss_scale_min, MODE_BIT(fp16)},
         {OPTION_loss_scale_max, MODE_BIT(fp16)},
         {OPTION_tf32_round, MODE_BIT(tf32)},
+        {OPTION_gelu_fusion, MODE_BIT(bf16) | MODE_BIT(fp16)},
         {OPTION_fp8_format, MODE_BITS_FP8},
         {OPTION_fp8_exclude, MODE_BITS_CAST},
         {OPTION_fp8_hp_first, MODE_BITS_CAST},
@@ -61,6 +62,7 @@ static inline void precision_options_refuse(const Options *o) {
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         char names[128];
         if (!options_given(o, table[i].option) || table[i].modes >> BUILD_MODE & 1) continue;
+        if (table[i].option == OPTION_gelu_fusion && o->gelu_fusion == 0) continue;  // llm.c's -ge 0 asks for nothing
         die_usage("--%s has no effect in this build (PRECISION=%s)\ntry: make PRECISION=MODE with MODE one of: %s",
                   option_table()[table[i].option].name, build_policy().name,
                   mode_names(names, sizeof names, table[i].modes));
@@ -130,6 +132,10 @@ static inline LinearRecipe precision_options_recipe(const Options *o, size_t lay
     r.exclude = o->fp8_exclude;
     r.forward_high_from = o->fp4_switch_step;
     r.autotune = o->autotune;
+    r.gelu_fusion = (int)o->gelu_fusion;
+    if (r.gelu_fusion && o->recompute)
+        die_usage("--gelu-fusion %d needs --recompute 0\nwhy: GELU of a sum that was not rounded cannot be made again from "
+                  "the sum as it is kept", r.gelu_fusion);
     return r;
 }
 

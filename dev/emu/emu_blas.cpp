@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "../../llmc/formats.h"
@@ -26,6 +27,8 @@ struct EmuMatmulDesc {
     int32_t compute, scale, pointer_mode = CUBLASLT_POINTER_MODE_HOST, transa = 0, transb = 0;
     uint32_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
     const void *bias = nullptr, *a_scale = nullptr, *b_scale = nullptr;
+    void *aux = nullptr;  // of D's type
+    int64_t aux_ld = 0;
     int32_t a_scale_mode = 0, b_scale_mode = 0;
     int8_t fast_accumulation = 0;
 };
@@ -102,6 +105,8 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t object, cubla
         ATTRIBUTE(CUBLASLT_MATMUL_DESC_TRANSB, transb);
         ATTRIBUTE(CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue);
         ATTRIBUTE(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+        ATTRIBUTE(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux);
+        ATTRIBUTE(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, aux_ld);
         ATTRIBUTE(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, a_scale);
         ATTRIBUTE(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, b_scale);
         ATTRIBUTE(CUBLASLT_MATMUL_DESC_FAST_ACCUM, fast_accumulation);
@@ -132,7 +137,7 @@ struct Problem {
     const EmuMatrixLayout *a, *b, *c, *d;
     size_t m, n, k;
     int bias_type;
-    bool narrow, has_bias;  // narrow: of fp8 or fp4
+    bool narrow, has_bias, has_aux;  // narrow: of fp8 or fp4
 };
 
 static bool is_fp8(uint32_t type) { return type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2; }
@@ -218,8 +223,13 @@ static cublasStatus_t check_scale_modes(const Problem &p) {
 
 static cublasStatus_t check_epilogue(const Problem &p) {
     const EmuMatmulDesc &desc = *p.desc;
-    if (desc.epilogue != CUBLASLT_EPILOGUE_DEFAULT && desc.epilogue != CUBLASLT_EPILOGUE_BIAS)
+    const uint32_t known[] = {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_GELU_AUX_BIAS,
+                              CUBLASLT_EPILOGUE_DGELU};
+    if (std::find(std::begin(known), std::end(known), desc.epilogue) == std::end(known))
         return unsupported("this epilogue (not emulated)");
+    if (p.has_aux && p.narrow) return unsupported("GELU with fp8 or fp4");
+    if (p.has_aux && (desc.aux_ld < (int64_t)p.m || desc.aux_ld % 8))
+        return invalid("the aux leading dimension must be a multiple of 8 and at least m");
     if (!p.narrow && (desc.a_scale || desc.b_scale || desc.a_scale_mode || desc.b_scale_mode))
         return invalid("scales of A or B without fp8 or fp4");
     return CUBLAS_STATUS_SUCCESS;
@@ -240,7 +250,8 @@ static cublasStatus_t check_problem(Problem *p, const EmuMatmulDesc *desc, const
           desc->transa ? a->rows : a->cols,
           narrow && d->type == CUDA_R_32F ? CUDA_R_16BF : (int)d->type,
           narrow,
-          desc->epilogue == CUBLASLT_EPILOGUE_BIAS};
+          (desc->epilogue & CUBLASLT_EPILOGUE_BIAS) != 0,
+          (desc->epilogue & 128) != 0};
     for (auto check : {check_shapes, check_types, check_narrow, check_scale_modes, check_epilogue}) {
         cublasStatus_t status = check(*p);
         if (status != CUBLAS_STATUS_SUCCESS) return status;
@@ -265,6 +276,8 @@ static cublasStatus_t check_pointers(const Problem &p, const void *const matrice
         if (!p.desc->bias) return invalid("the bias pointer is missing");
         if (!aligned(p.desc->bias, type_bytes(p.bias_type))) return unsupported("the bias is not aligned");
     }
+    if (p.has_aux && !p.desc->aux) return invalid("the aux pointer is missing");
+    if (p.has_aux && !aligned(p.desc->aux, 16)) return unsupported("aux is not aligned to 16 bytes");
     const void *const scales[2] = {p.desc->a_scale, p.desc->b_scale};
     const int modes[2] = {p.desc->a_scale_mode, p.desc->b_scale_mode};
     for (int i = 0; i < 2; i++) {
@@ -407,6 +420,13 @@ static void multiply(float *sums, const Packed &a, const Packed &b) {
     }
 }
 
+// The tanh form, as cuBLASLt documents for its GELU.
+static float gelu(float x) { return 0.5f * x * (1.0f + tanhf(0.79788456080286535588f * (x + 0.044715f * x * x * x))); }
+static float gelu_derivative(float x) {
+    float t = tanhf(0.79788456080286535588f * (x + 0.044715f * x * x * x));
+    return 0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * 0.79788456080286535588f * (1.0f + 3.0f * 0.044715f * x * x);
+}
+
 // sums -> D: column j, all rows.
 static void epilogue_column(const Problem &p, const void *c, void *d, const float *sums, size_t j, float alpha,
                             float beta) {
@@ -414,6 +434,13 @@ static void epilogue_column(const Problem &p, const void *c, void *d, const floa
         float v = alpha * sums[j * p.m + i];
         if (beta != 0.0f) v = fmaf(beta, load(c, j * (size_t)p.c->ld + i, (int)p.c->type), v);
         if (p.has_bias) v += load(p.desc->bias, i, p.bias_type);
+        const size_t aux_at = j * (size_t)p.desc->aux_ld + i;
+        if (p.desc->epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS) {
+            store(p.desc->aux, aux_at, (int)p.d->type, v);
+            v = gelu(v);
+        } else if (p.desc->epilogue == CUBLASLT_EPILOGUE_DGELU) {
+            v *= gelu_derivative(load(p.desc->aux, aux_at, (int)p.d->type));
+        }
         store(d, j * (size_t)p.d->ld + i, (int)p.d->type, v);
     }
 }

@@ -139,12 +139,14 @@ struct Case {
     int set_b;
     size_t a_offset_bytes;
     int ld_extra;
+    int64_t aux_ld;  // 0: as needed
+    int no_aux;
     // fp8 and fp4
     int scale_a, scale_b, no_scales, fast;
     size_t bad_padding;  // 1 + the byte of A's scales that is set
 };
 static Case plain_case(cudaDataType_t ab, cudaDataType_t d) {
-    return {ab, d, 1,      0,      32, 16, 32, CUBLASLT_EPILOGUE_DEFAULT, 1.0f, 0.0f, 0, ab, 0, 0, 0,
+    return {ab, d, 1,      0,      32, 16, 32, CUBLASLT_EPILOGUE_DEFAULT, 1.0f, 0.0f, 0, ab, 0, 0, 0, 0, 0,
             SCALAR, SCALAR, 0, 0, 0};
 }
 
@@ -161,8 +163,9 @@ static void run_case(const Case &c, cublasStatus_t *status, bool compare) {
     Scales scales_a(c.scale_a, c.m, c.k), scales_b(c.scale_b, c.n, c.k);
     if (c.bad_padding) scales_a.bytes[c.bad_padding - 1] = 1, scales_a.up();
     cudaDataType_t bias_type = narrow && c.d == CUDA_R_32F ? CUDA_R_16BF : c.d;
-    Matrix bias(bias_type, c.m);
-    std::vector<char> d_before = D.host;
+    int64_t aux_ld = c.aux_ld ? c.aux_ld : (int64_t)((c.m + 7) / 8 * 8);
+    Matrix bias(bias_type, c.m), aux(c.d, (size_t)aux_ld * c.n + 16);
+    std::vector<char> d_before = D.host, aux_before = aux.host;
 
     cublasLtMatmulDesc_t desc;
     cublasLtMatrixLayout_t la, lb, ld;
@@ -170,7 +173,7 @@ static void run_case(const Case &c, cublasStatus_t *status, bool compare) {
     cublasLtMatmulHeuristicResult_t result;
     int32_t transa = c.transa ? CUBLAS_OP_T : CUBLAS_OP_N, transb = c.transb ? CUBLAS_OP_T : CUBLAS_OP_N;
     int returned = 0;
-    void *bias_pointer = bias.device, *workspace = NULL;
+    void *bias_pointer = bias.device, *aux_pointer = c.no_aux ? NULL : aux.device, *workspace = NULL;
     size_t workspace_bytes = 1 << 20;
     uint32_t epilogue = c.epilogue, reduction = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     cublasLtMatmulDescCreate(&desc, c.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F);
@@ -179,6 +182,10 @@ static void run_case(const Case &c, cublasStatus_t *status, bool compare) {
     cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
     if (epilogue != CUBLASLT_EPILOGUE_DEFAULT)
         cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias_pointer, sizeof bias_pointer);
+    if (epilogue & 128) {
+        cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &aux_pointer, sizeof aux_pointer);
+        cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &aux_ld, sizeof aux_ld);
+    }
     cublasLtMatrixLayoutCreate(&la, c.ab, rows_a, cols_a, (int64_t)lda);
     cublasLtMatrixLayoutCreate(&lb, bt, rows_b, cols_b, (int64_t)ldb);
     cublasLtMatrixLayoutCreate(&ld, c.d, c.m, c.n, (int64_t)ldd);
@@ -211,7 +218,7 @@ static void run_case(const Case &c, cublasStatus_t *status, bool compare) {
     cublasLtMatmulDescDestroy(desc);
     if (!compare || *status != CUBLAS_STATUS_SUCCESS) return;
 
-    D.down(), bias.down();
+    D.down(), bias.down(), aux.down();
     double worst = 0;
     size_t worst_at = 0;
     auto judge = [&](double got, double want, double magnitude, double epsilon, size_t where) {
@@ -228,9 +235,16 @@ static void run_case(const Case &c, cublasStatus_t *status, bool compare) {
                 sum += a * b;
                 magnitude += fabs(a * b);
             }
-            size_t at = j * ldd + i;
+            size_t at = j * ldd + i, aux_at = j * (size_t)aux_ld + i;
             double v = c.alpha * sum + c.beta * get(d_before.data(), at, c.d);
-            if (epilogue == CUBLASLT_EPILOGUE_BIAS) v += bias[i];
+            if (epilogue & CUBLASLT_EPILOGUE_BIAS) v += bias[i];
+            if (epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS) {
+                judge(aux[aux_at], v, magnitude, type_epsilon(c.d), at);
+                v = 0.5 * v * (1 + tanh(sqrt(2 / M_PI) * (v + 0.044715 * v * v * v)));
+            } else if (epilogue == CUBLASLT_EPILOGUE_DGELU) {
+                double x = get(aux_before.data(), aux_at, c.d), t = tanh(sqrt(2 / M_PI) * (x + 0.044715 * x * x * x));
+                v *= 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * sqrt(2 / M_PI) * (1 + 3 * 0.044715 * x * x);
+            }
             judge(D[at], v, magnitude, type_epsilon(c.d), at);
         }
     for (size_t i = 0; i < D.count; i++)  // rows between m and the leading dimension stay as they were
@@ -307,14 +321,15 @@ TEST(beta_zero_reads_nothing) {
     CUDA_CHECK(cudaFree(D));
 }
 
-TEST(bias) {
+TEST(epilogues) {
+    const uint32_t epilogues[] = {CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_DGELU};
     for (const auto &types : type_pairs)
-        for (int trans = 0; trans < 4; trans++) {
-            Case c = plain_case(types[0], types[1]);
-            c.m = 48, c.n = 65, c.k = 40, c.epilogue = CUBLASLT_EPILOGUE_BIAS, c.transa = trans & 1,
-            c.transb = trans >> 1;
-            must_run(c);
-        }
+        for (uint32_t epilogue : epilogues)
+            for (int trans = 0; trans < 4; trans++) {
+                Case c = plain_case(types[0], types[1]);
+                c.m = 48, c.n = 65, c.k = 40, c.epilogue = epilogue, c.transa = trans & 1, c.transb = trans >> 1;
+                must_run(c);
+            }
 }
 
 // tf32 operands have 11 significant bits: 1 + 2^-12 counts as 1, whichever way they are rounded; 1 + 2^-10 stays.
@@ -386,6 +401,8 @@ TEST(scalar_scales) {
     must_refuse(c, "fp8 with a leading dimension of 104");
     c = narrow_case(e4m3, CUDA_R_16BF), c.a_offset_bytes = 8;
     must_refuse(c, "fp8 with A aligned to 8 bytes");
+    c = narrow_case(e4m3, CUDA_R_16BF), c.epilogue = CUBLASLT_EPILOGUE_DGELU;
+    must_refuse(c, "fp8 with dGELU");
     c = narrow_case(e4m3, CUDA_R_16BF), c.set_b = 1, c.b_type = CUDA_R_16BF;
     must_refuse(c, "fp8 times bf16");
 }
@@ -464,6 +481,12 @@ TEST(refusals) {
     must_refuse(c, "fp16 operands, bf16 result");
     c = plain_case(CUDA_R_16BF, CUDA_R_16BF), c.set_b = 1, c.b_type = CUDA_R_16F;
     must_refuse(c, "bf16 times fp16");
+    c = plain_case(CUDA_R_16BF, CUDA_R_16BF), c.epilogue = CUBLASLT_EPILOGUE_GELU_AUX_BIAS, c.aux_ld = 36;
+    must_refuse(c, "an aux leading dimension of 36");
+    c = plain_case(CUDA_R_16BF, CUDA_R_16BF), c.epilogue = CUBLASLT_EPILOGUE_GELU_AUX_BIAS, c.aux_ld = 24;
+    must_refuse(c, "an aux leading dimension below m");
+    c = plain_case(CUDA_R_16BF, CUDA_R_16BF), c.epilogue = CUBLASLT_EPILOGUE_GELU_AUX_BIAS, c.no_aux = 1;
+    must_refuse(c, "no aux pointer");
     c = plain_case(CUDA_R_16BF, CUDA_R_16BF), c.epilogue = 77;
     must_refuse(c, "an epilogue that does not exist");
 #ifdef EMU
@@ -495,7 +518,7 @@ int main(int argc, char **argv) {
         RUN(shapes_and_types);
         RUN(alpha_beta_leading_dimensions);
         RUN(beta_zero_reads_nothing);
-        RUN(bias);
+        RUN(epilogues);
         RUN(tf32);
         RUN(refusals);
     }

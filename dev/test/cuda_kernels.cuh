@@ -601,6 +601,32 @@ static void check_matmul_forward(MatmulFixture &f, size_t N, size_t C, size_t OC
     }
 }
 
+// GELU in the epilogues (--gelu-fusion): bf16 and fp16.
+static void check_matmul_gelu(MatmulFixture &f, size_t N, size_t C, size_t OC) {
+    Floats inp = random_values(N * C, 0, 1, 31, round_act_test),
+           weight = random_values(OC * C, 0, 1, 32, round_weight_test);
+    Floats bias = random_values(OC, 0, 1, 33, round_weight_test), fch(N * OC), want(N * OC);
+    Floats dout = random_values(N * C, 0, 1, 36, round_grad_test), back = random_values(C * OC, 0, 1, 35, round_weight_test);
+    Floats dfch(N * OC);
+    cpu::matmul_forward_rounding(&f.cpu_scratch, fch.data(), inp.data(), weight.data(), bias.data(), N, C, OC,
+                                 cpu::ROUND_NONE);
+    cpu::gelu_forward_unrounded(want.data(), fch.data(), N * OC);
+    cpu::matmul_backward_input_rounding(&f.cpu_scratch, dfch.data(), dout.data(), back.data(), N, OC, C, 0,
+                                        cpu::ROUND_NONE);
+    Outputs got = run_twice("matmul_gelu", [&] {
+        DeviceTensor<act_t> out(N * OC), d_fch(N * OC), d_inp(inp), d_given(fch);
+        DeviceTensor<weight_t> d_weight(weight), d_bias(bias), d_back(back);
+        DeviceTensor<grad_t> d_dout(dout), d_dfch(N * OC);
+        matmul_forward_gelu(f.scratch, out.data, d_fch.data, d_inp.data, d_weight.data, d_bias.data, N, C, OC, 0);
+        matmul_backward_input_gelu(f.scratch, d_dfch.data, d_given.data, d_dout.data, d_back.data, N, OC, C, 0);
+        return Outputs{out.get("gelu out"), d_fch.get("fch"), d_dfch.get("dfch")};
+    });
+    cpu::gelu_backward(dfch.data(), dfch.data(), fch.data(), N * OC);
+    compare("matmul gelu out", got[0], want, act_epsilon() + 8 * EPS, 1.2 * product_error(C));
+    compare("matmul gelu fch", got[1], fch, act_epsilon() + EPS, product_error(C));
+    compare("matmul gelu dfch", got[2], dfch, grad_epsilon() + 8 * EPS, 1.2 * product_error(C));
+}
+
 static void check_matmul_backward(MatmulFixture &f, size_t N, size_t C, size_t OC) {
     Floats inp = random_values(N * C, 0, 1, 34, round_act_test),
            weight = random_values(OC * C, 0, 1, 35, round_weight_test);
@@ -634,8 +660,9 @@ TEST(cuda_matmul) {
     for (auto &s : cases) {
         check_matmul_forward(f, s[0], s[1], s[2]);
         check_matmul_backward(f, s[0], s[1], s[2]);
+        if (sizeof(act_t) == 2) check_matmul_gelu(f, s[0], s[1], s[2]);
     }
-    CHECK(f.scratch->count <= 6 * 6, "%d plans for 36 kinds of products", f.scratch->count);
+    CHECK(f.scratch->count <= 8 * 6, "%d plans for 48 kinds of products", f.scratch->count);
 }
 
 // --autotune: the same numbers, an accumulating product counted once, and a file that spares the next run the timing.

@@ -263,10 +263,10 @@ static void compare_gradients(const StepPair &pair, double limit) {
     }
 }
 
-static void check_gradients(size_t micro, int recompute) {
+static void check_gradients(size_t micro, void (*set)(LinearRecipe *)) {
     const StepLimits limits = step_limits();
     const double scale = BUILD_LOSS_SCALING ? 1024 : 1;
-    StepPair pair(recompute, 1);
+    StepPair pair(0, 1, set);
     Observed got, want;
     pair.gpu.observe = pair.cpu.observe = keep_observed;
     pair.gpu.linear.apart = 1;  // the gradient of GELU's input is not stored otherwise
@@ -286,8 +286,14 @@ static void check_gradients(size_t micro, int recompute) {
     CHECK(!gpu_nonfinite && !cpu_nonfinite, "a gradient is not finite");
     record("gradient norm", fabs(norm / cpu_norm - 1), limits.weight_grad);
 }
-TEST(steps_gradients) { check_gradients(STEP_B, 0); }
-TEST(steps_gradients_of_micro_batches) { check_gradients(1, 0); }
+TEST(steps_gradients) { check_gradients(STEP_B, NULL); }
+TEST(steps_gradients_of_micro_batches) { check_gradients(1, NULL); }
+static void fuse_gelu_forward(LinearRecipe *recipe) { recipe->gelu_fusion = 1; }
+static void fuse_gelu(LinearRecipe *recipe) { recipe->gelu_fusion = 2; }
+TEST(steps_gradients_fused_gelu) {
+    check_gradients(1, fuse_gelu_forward);
+    check_gradients(1, fuse_gelu);
+}
 
 // The same bits: again, with activations made twice, and with each operation's result stored by itself.
 TEST(steps_same_bits) {
@@ -572,6 +578,7 @@ TEST(steps_plan) {
 static void test_steps_quick(void) {
     RUN(steps_forward);
     RUN(steps_gradients_of_micro_batches);
+    if (BUILD_MODE == MODE_bf16 || BUILD_MODE == MODE_fp16) RUN(steps_gradients_fused_gelu);
     RUN(steps_sampling);
     print_digest();
 }
@@ -583,6 +590,7 @@ static void test_steps_cuda(void) {
     RUN(steps_forward);
     RUN(steps_gradients);
     RUN(steps_gradients_of_micro_batches);
+    if (BUILD_MODE == MODE_bf16 || BUILD_MODE == MODE_fp16) RUN(steps_gradients_fused_gelu);
     RUN(steps_same_bits);
     RUN(steps_initial_weights);
     if (BUILD_SCALING == SCALING_NONE) RUN(steps_twenty);  // the others: recipes_fifty_steps

@@ -296,6 +296,61 @@ TEST(stored_values_are_of_their_format) {
     model_destroy(&model);
 }
 
+// --gelu-fusion: each number is that of double precision rounded once, from operands as they are stored.
+typedef struct {
+    float dresidual[N_ * 64], dfch[N_ * 256];  // of layer 1
+} FusedObserved;
+
+static void keep_fused(void *context, const char *name, size_t layer, const float *data, size_t elems) {
+    FusedObserved *o = (FusedObserved *)context;
+    CHECK(strcmp(name, "dfch_gelu") != 0, "dfch_gelu is shown, which is never stored");
+    if (layer != 1) return;
+    if (strcmp(name, "dresidual3") == 0) memcpy(o->dresidual, data, elems * sizeof(float));
+    if (strcmp(name, "dfch") == 0) memcpy(o->dfch, data, elems * sizeof(float));
+}
+
+// 1 if `found` is what some number within `error` of `exact` is rounded to.
+static int rounded_once(FormatId format, float found, double exact, double error) {
+    return found >= format_round(format, (float)(exact - error)) && found <= format_round(format, (float)(exact + error));
+}
+
+TEST(fused_gelu_rounds_once) {
+    static FusedObserved seen;
+    static int32_t inputs[N_], targets[N_];
+    Model model;
+    LinearRecipe recipe = test_recipe();
+    size_t wrong[3] = {0, 0, 0}, twice = 0, linear = 2 * LINEAR_KINDS;
+    recipe.gelu_fusion = 2;
+    create_model(&model, &recipe, 6);
+    for (size_t i = 0; i < linear; i++)  // biases that change something
+        for (size_t j = 0; j < model.linears[i].OC; j++) ((float *)model.linears[i].bias)[j] = 0.25f * (float)(j % 5);
+    model.observe = keep_fused;
+    model.observe_context = &seen;
+    batch_at(0, inputs, targets);
+    model_begin_step(&model, 0);
+    model_zero_grad(&model);
+    model_forward(&model, inputs, targets, B_, T_, BUILD_LOSS_SCALING ? 2.0f : 1.0f / (float)N_);
+    model_backward(&model);
+    const Linear *fc = linear_at(&model, 1, LINEAR_FC), *fcproj = linear_at(&model, 1, LINEAR_FCPROJ);
+    const float *ln2 = model.acts.ln2 + N_ * 64, *fch = model.acts.fch + N_ * 256, *out = model.acts.fch_gelu + N_ * 256;
+    for (size_t i = 0; i < N_ * 256; i++) {
+        double sum = (double)fc->bias[i % 256], size = fabs(sum), up = 0, up_size = 0, x = (double)fch[i];
+        for (size_t c = 0; c < 64; c++) {
+            double term = (double)ln2[i / 256 * 64 + c] * (double)fc->weight[i % 256 * 64 + c];
+            double up_term = (double)seen.dresidual[i / 256 * 64 + c] * (double)fcproj->weight[c * 256 + i % 256];
+            sum += term, size += fabs(term), up += up_term, up_size += fabs(up_term);
+        }
+        wrong[0] += !rounded_once(BUILD_ACT, fch[i], sum, 1e-6 * size);
+        wrong[1] += !rounded_once(BUILD_ACT, out[i], double_gelu(sum), 1.2e-6 * size);
+        wrong[2] += !rounded_once(BUILD_GRAD, seen.dfch[i], up * double_gelu_slope(x), 1.2e-6 * up_size);
+        twice += out[i] != format_round(BUILD_ACT, (float)double_gelu(x));
+    }
+    CHECK(wrong[0] + wrong[1] + wrong[2] == 0, "of %zu numbers, %zu of fch, %zu of fch_gelu, %zu of dfch are not rounded once",
+          N_ * 256, wrong[0], wrong[1], wrong[2]);
+    CHECK(twice > N_ * 256 / 50, "only %zu numbers differ from GELU of what was rounded before", twice);
+    model_destroy(&model);
+}
+
 // The same bits for one and two threads, five steps on.
 TEST(threads_change_no_bit) {
     static float weights[2][1 << 19];
@@ -737,6 +792,7 @@ int main(int argc, char **argv) {
     data_path = path;
     RUN(errors_against_double_precision);
     RUN(stored_values_are_of_their_format);
+    if (BUILD_MODE == MODE_bf16 || BUILD_MODE == MODE_fp16) RUN(fused_gelu_rounds_once);
     RUN(threads_change_no_bit);
     RUN(agrees_with_pytorch_autocast);
     RUN(delayed_history_moves_once_a_step);

@@ -171,12 +171,16 @@ has() { case " $(echo $modes) " in *" $1 "*) return 0 ;; esac; return 1; }
 if has fp32; then
     says "an option without effect is refused" 2 "MODE one of: fp8-delayed" $(run_of fp32 --fp8-history 3)
     says "the loss scale too" 2 "one of: fp16" $(run_of fp32 --loss-scale 8)
+    says "GELU within products" 2 "one of: bf16, fp16" $(run_of fp32 --gelu-fusion 1)
+    says "but llm.c's -ge 0" 0 "step 1/1" $(run_of fp32 -ge 0 --layers 1 --channels 32 --batch 1 --seq 16 --steps 1)
     says "the policy" 0 "= 16" $(run_of fp32 --print-policy)
 fi
 if has fp16; then
     says "a loss scale that is no power of two" 2 "power of two" $(run_of fp16 --loss-scale 3)
     says "a loss scale of 0" 2 "neither dynamic nor a power of two" $(run_of fp16 --loss-scale 0)
     says "fp16's bytes" 0 "= 18" $(run_of fp16 --print-policy)
+    says "GELU within products leaves nothing to make it of again" 2 "needs --recompute 0" \
+        $(run_of fp16 --gelu-fusion 1 --recompute 1)
 fi
 if has fp8-delayed; then
     says "fp8's bytes" 0 "= 20" $(run_of fp8-delayed --print-policy)

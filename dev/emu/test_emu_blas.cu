@@ -140,13 +140,14 @@ struct Case {
     size_t a_offset_bytes;
     int ld_extra;
     int64_t aux_ld;  // 0: as needed
+    size_t aux_offset_bytes;
     int no_aux;
     // fp8 and fp4
     int scale_a, scale_b, no_scales, fast;
     size_t bad_padding;  // 1 + the byte of A's scales that is set
 };
 static Case plain_case(cudaDataType_t ab, cudaDataType_t d) {
-    return {ab, d, 1,      0,      32, 16, 32, CUBLASLT_EPILOGUE_DEFAULT, 1.0f, 0.0f, 0, ab, 0, 0, 0, 0, 0,
+    return {ab, d, 1,      0,      32, 16, 32, CUBLASLT_EPILOGUE_DEFAULT, 1.0f, 0.0f, 0, ab, 0, 0, 0, 0, 0, 0,
             SCALAR, SCALAR, 0, 0, 0};
 }
 
@@ -164,7 +165,7 @@ static void run_case(const Case &c, cublasStatus_t *status, bool compare) {
     if (c.bad_padding) scales_a.bytes[c.bad_padding - 1] = 1, scales_a.up();
     cudaDataType_t bias_type = narrow && c.d == CUDA_R_32F ? CUDA_R_16BF : c.d;
     int64_t aux_ld = c.aux_ld ? c.aux_ld : (int64_t)((c.m + 7) / 8 * 8);
-    Matrix bias(bias_type, c.m), aux(c.d, (size_t)aux_ld * c.n + 16);
+    Matrix bias(bias_type, c.m), aux(c.d, (size_t)aux_ld * c.n + 16, c.aux_offset_bytes);
     std::vector<char> d_before = D.host, aux_before = aux.host;
 
     cublasLtMatmulDesc_t desc;
@@ -180,7 +181,7 @@ static void run_case(const Case &c, cublasStatus_t *status, bool compare) {
     cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSA, &transa, sizeof transa);
     cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSB, &transb, sizeof transb);
     cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
-    if (epilogue != CUBLASLT_EPILOGUE_DEFAULT)
+    if (epilogue & CUBLASLT_EPILOGUE_BIAS)
         cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias_pointer, sizeof bias_pointer);
     if (epilogue & 128) {
         cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &aux_pointer, sizeof aux_pointer);
@@ -247,6 +248,9 @@ static void run_case(const Case &c, cublasStatus_t *status, bool compare) {
             }
             judge(D[at], v, magnitude, type_epsilon(c.d), at);
         }
+    for (size_t i = 0; i < aux.count; i++)  // only GELU writes aux, and between its columns nothing does
+        if (epilogue != CUBLASLT_EPILOGUE_GELU_AUX_BIAS || i % (size_t)aux_ld >= c.m || i / (size_t)aux_ld >= c.n)
+            CHECK(aux[i] == get(aux_before.data(), i, c.d), "aux changed at %zu", i);
     for (size_t i = 0; i < D.count; i++)  // rows between m and the leading dimension stay as they were
         if (i % ldd >= c.m) CHECK(D[i] == get(d_before.data(), i, c.d), "padding row changed at %zu", i);
     CHECK(
@@ -329,6 +333,8 @@ TEST(epilogues) {
                 Case c = plain_case(types[0], types[1]);
                 c.m = 48, c.n = 65, c.k = 40, c.epilogue = epilogue, c.transa = trans & 1, c.transb = trans >> 1;
                 must_run(c);
+                c.m = 45, c.aux_ld = 56;
+                must_run(c);
             }
 }
 
@@ -401,8 +407,10 @@ TEST(scalar_scales) {
     must_refuse(c, "fp8 with a leading dimension of 104");
     c = narrow_case(e4m3, CUDA_R_16BF), c.a_offset_bytes = 8;
     must_refuse(c, "fp8 with A aligned to 8 bytes");
-    c = narrow_case(e4m3, CUDA_R_16BF), c.epilogue = CUBLASLT_EPILOGUE_DGELU;
-    must_refuse(c, "fp8 with dGELU");
+    for (uint32_t epilogue : {CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_DGELU}) {
+        c = narrow_case(e4m3, CUDA_R_16BF), c.epilogue = epilogue;
+        must_refuse(c, "fp8 with GELU");
+    }
     c = narrow_case(e4m3, CUDA_R_16BF), c.set_b = 1, c.b_type = CUDA_R_16BF;
     must_refuse(c, "fp8 times bf16");
 }
@@ -481,12 +489,18 @@ TEST(refusals) {
     must_refuse(c, "fp16 operands, bf16 result");
     c = plain_case(CUDA_R_16BF, CUDA_R_16BF), c.set_b = 1, c.b_type = CUDA_R_16F;
     must_refuse(c, "bf16 times fp16");
-    c = plain_case(CUDA_R_16BF, CUDA_R_16BF), c.epilogue = CUBLASLT_EPILOGUE_GELU_AUX_BIAS, c.aux_ld = 36;
-    must_refuse(c, "an aux leading dimension of 36");
-    c = plain_case(CUDA_R_16BF, CUDA_R_16BF), c.epilogue = CUBLASLT_EPILOGUE_GELU_AUX_BIAS, c.aux_ld = 24;
-    must_refuse(c, "an aux leading dimension below m");
-    c = plain_case(CUDA_R_16BF, CUDA_R_16BF), c.epilogue = CUBLASLT_EPILOGUE_GELU_AUX_BIAS, c.no_aux = 1;
-    must_refuse(c, "no aux pointer");
+    for (uint32_t epilogue : {CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_DGELU}) {
+        Case fused = plain_case(CUDA_R_16BF, CUDA_R_16BF);
+        fused.epilogue = epilogue;
+        c = fused, c.aux_ld = 36;
+        must_refuse(c, "an aux leading dimension of 36");
+        c = fused, c.aux_ld = 24;
+        must_refuse(c, "an aux leading dimension below m");
+        c = fused, c.no_aux = 1;
+        must_refuse(c, "no aux pointer");
+        c = fused, c.aux_offset_bytes = 8;
+        must_refuse(c, "aux aligned to 8 bytes");
+    }
     c = plain_case(CUDA_R_16BF, CUDA_R_16BF), c.epilogue = 77;
     must_refuse(c, "an epilogue that does not exist");
 #ifdef EMU

@@ -386,7 +386,7 @@ static void arena_allocate_device(const Model *model, Arena *arena, size_t taken
         die("out of GPU memory: the arena '%s' needs %s, %s more than is free\ntry: %s%s", arena->name,
             format_bytes_text(need, (double)arena->capacity_bytes),
             format_bytes_text(missing, (double)(arena->capacity_bytes - min_size(free_bytes, arena->capacity_bytes))),
-            fits, model->shape.recompute < 2 ? ", or --recompute 2" : "");
+            fits, model->shape.recompute < 2 && !model->recipe.gelu_fusion ? ", or --recompute 2" : "");
     }
     CUDA_CHECK(status);
     arena->used_bytes = 0;

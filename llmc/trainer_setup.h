@@ -307,7 +307,7 @@ static inline void check_memory(const Trainer *t, size_t total) {
     }
     if (low)
         snprintf(fits, sizeof fits, "--batch %zu, the largest that fits%s", low,
-                 t->options.recompute < 2 ? ", or --recompute 2" : "");
+                 t->options.recompute < 2 && !t->options.gelu_fusion ? ", or --recompute 2" : "");
     format_bytes_text(need, (double)total);
     format_bytes_text(have, (double)memory);
     if (!t->options.dry_run) die("the run needs %s of memory, %s has %s\ntry: %s", need, owner, have, fits);

@@ -39,6 +39,7 @@ namespace cpu {
 #pragma GCC diagnostic pop
 
 #include "cuda_kernels.cuh"
+#include "dies.h"
 #include "gpt_fixture.h"
 
 // activation, activation gradient, weight gradient: against fp64. loss: of a whole batch, GPU against CPU. steps: how
@@ -295,6 +296,20 @@ TEST(steps_gradients_fused_gelu) {
     check_gradients(1, fuse_gelu);
 }
 
+// The products that --gelu-fusion asks for are looked for at the start: an emulator refuses columns of aux that are not
+// 16 bytes apart.
+TEST(steps_fused_gelu_refused) {
+#ifdef EMU
+    PrecisionPolicy policy = build_policy();
+    LinearRecipe recipe = linear_recipe(&policy, 1);
+    recipe.gelu_fusion = 2;
+    CHECK_DIES(2, "product of 64 x 12 over 3 with GELU on ", linear_routes(&recipe, 3, 2, 64));
+    CHECK(strstr(died_text, "try: --gelu-fusion 0"), "no way out in: %s", died_text);
+#else
+    SKIP("every card may have them");
+#endif
+}
+
 // The same bits: again, with activations made twice, and with each operation's result stored by itself.
 TEST(steps_same_bits) {
     Floats first;
@@ -372,9 +387,9 @@ static void compare_weights(const StepPair &pair, const Floats &start, double li
     }
 }
 
-TEST(steps_twenty) {
+static void twenty_steps(void (*set)(LinearRecipe *)) {
     const StepLimits limits = step_limits();
-    StepPair pair(0, 1);
+    StepPair pair(0, 1, set);
     Floats start((float *)pair.cpu.masters, (float *)pair.cpu.masters + pair.cpu.parameter_elems);
     for (uint64_t step = 0; step < 20; step++) {
         double difference;
@@ -384,6 +399,8 @@ TEST(steps_twenty) {
     }
     compare_weights(pair, start, limits.steps);
 }
+TEST(steps_twenty) { twenty_steps(NULL); }
+TEST(steps_twenty_fused_gelu) { twenty_steps(fuse_gelu); }
 
 // Loss scales from far too large downwards, in the order of a run: overflowing steps are skipped on both sides, change
 // nothing, and the first that fits goes on as if they had not been.
@@ -590,7 +607,11 @@ static void test_steps_cuda(void) {
     RUN(steps_forward);
     RUN(steps_gradients);
     RUN(steps_gradients_of_micro_batches);
-    if (BUILD_MODE == MODE_bf16 || BUILD_MODE == MODE_fp16) RUN(steps_gradients_fused_gelu);
+    if (BUILD_MODE == MODE_bf16 || BUILD_MODE == MODE_fp16) {
+        RUN(steps_gradients_fused_gelu);
+        RUN(steps_twenty_fused_gelu);
+        RUN(steps_fused_gelu_refused);
+    }
     RUN(steps_same_bits);
     RUN(steps_initial_weights);
     if (BUILD_SCALING == SCALING_NONE) RUN(steps_twenty);  // the others: recipes_fifty_steps

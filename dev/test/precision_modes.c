@@ -104,19 +104,21 @@ typedef struct {
 } Errors;
 
 typedef struct {
-    double *dgrad;  // found gradients of dfch_gelu, dln2, datt, dln1 in turn, both layers; 7 C a token and layer
+    double *dgrad;  // found gradients of dgrad_names in turn, both layers; DGRAD_WIDTH C a token and layer
     double scale;
 } Observed;
 
-static const char *const dgrad_names[4] = {"dfch_gelu", "dln2", "datt", "dln1"};
-static const size_t dgrad_widths[4] = {4, 1, 1, 1}, dgrad_starts[4] = {0, 4, 5, 6};
-static const int dgrad_acts[4] = {ACT_fch_gelu, ACT_ln2, ACT_att, ACT_ln1};
+// Of the first and the last, the one whose product rounds it: dfch with --gelu-fusion 2.
+static const char *const dgrad_names[5] = {"dfch_gelu", "dln2", "datt", "dln1", "dfch"};
+static const size_t dgrad_widths[5] = {4, 1, 1, 1, 4}, dgrad_starts[5] = {0, 4, 5, 6, 7};
+static const int dgrad_acts[5] = {ACT_fch_gelu, ACT_ln2, ACT_att, ACT_ln1, ACT_fch};
+#define DGRAD_WIDTH ((size_t)11)
 
 static void keep_gradient(void *context, const char *name, size_t layer, const float *data, size_t elems) {
     Observed *o = (Observed *)context;
-    for (size_t k = 0; k < 4; k++)
+    for (size_t k = 0; k < 5; k++)
         for (size_t i = 0; i < elems && strcmp(name, dgrad_names[k]) == 0; i++)
-            o->dgrad[(layer * 7 + dgrad_starts[k]) * N_ * 64 + i] = (double)data[i] / o->scale;
+            o->dgrad[(layer * DGRAD_WIDTH + dgrad_starts[k]) * N_ * 64 + i] = (double)data[i] / o->scale;
 }
 
 static double relative_float(const float *found, const double *expected, size_t n, double scale) {
@@ -147,7 +149,7 @@ static Errors measure(Model *model, uint64_t step) {
     Errors e = {0, 0, 0, 0, 0};
     Observed observed = {NULL, BUILD_LOSS_SCALING ? 1024 : 1};
     double loss = 0, dot = 0, found2 = 0, expected2 = 0;
-    observed.dgrad = (double *)checked_calloc(2 * 7 * N_ * 64, sizeof(double), "gradients");
+    observed.dgrad = (double *)checked_calloc(2 * DGRAD_WIDTH * N_ * 64, sizeof(double), "gradients");
     double_create(&gpt, &model->config, B_, T_);
     for (size_t i = 0; i < model->parameter_elems; i++) gpt.parameter_base[i] = master_value(model, i);
     batch_at(step, inputs, targets);
@@ -166,9 +168,10 @@ static Errors measure(Model *model, uint64_t step) {
         const DoubleActivation *qkv = &gpt.act[ACT_qkv], *fch = &gpt.act[ACT_fch];
         e.fprop = worse(e.fprop, relative_float(model->acts.qkv + l * qkv->elems, qkv->value + l * qkv->elems, qkv->elems, 1));
         e.fprop = worse(e.fprop, relative_float(model->acts.fch + l * fch->elems, fch->value + l * fch->elems, fch->elems, 1));
-        for (size_t k = 0; k < 4; k++) {
+        for (size_t k = 0; k < 5; k++) {
             const DoubleActivation *act = &gpt.act[dgrad_acts[k]];
-            e.dgrad = worse(e.dgrad, relative_double(observed.dgrad + (l * 7 + dgrad_starts[k]) * N_ * 64,
+            if (k == (model->recipe.gelu_fusion >= 2 ? 0 : 4)) continue;
+            e.dgrad = worse(e.dgrad, relative_double(observed.dgrad + (l * DGRAD_WIDTH + dgrad_starts[k]) * N_ * 64,
                                                      act->grad + l * act->elems, dgrad_widths[k] * N_ * 64));
         }
         for (int kind = 0; kind < LINEAR_KINDS; kind++) {
@@ -220,9 +223,8 @@ static void print_errors(const char *when, const Errors *e) {
            e->dgrad, e->wgrad, e->cosine, e->loss);
 }
 
-static void check_errors(const char *when, const Errors *e) {
+static void check_limits(const char *when, const Errors *e) {
     const ErrorLimit *limit = error_limit();
-    print_errors(when, e);
     CHECK(e->fprop <= limit->limit.fprop, "%s: fprop error %.3g, limit %.3g", when, e->fprop, limit->limit.fprop);
     CHECK(e->dgrad <= limit->limit.dgrad, "%s: dgrad error %.3g, limit %.3g", when, e->dgrad, limit->limit.dgrad);
     CHECK(e->wgrad <= limit->limit.wgrad, "%s: wgrad error %.3g, limit %.3g", when, e->wgrad, limit->limit.wgrad);
@@ -232,10 +234,16 @@ static void check_errors(const char *when, const Errors *e) {
     CHECK(e->fprop >= limit->least, "%s: fprop error %.3g is below %.3g: nothing was cast", when, e->fprop, limit->least);
 }
 
-static void measure_after(int steps, void (*report)(const char *, const Errors *)) {
+static void check_errors(const char *when, const Errors *e) {
+    print_errors(when, e);
+    check_limits(when, e);
+}
+
+static void measure_after(int steps, int gelu_fusion, void (*report)(const char *, const Errors *)) {
     Model model;
     LinearRecipe recipe = test_recipe();
     char when[32];
+    recipe.gelu_fusion = gelu_fusion;
     create_model(&model, &recipe, 1);
     Errors start = measure(&model, 0);
     report("start", &start);
@@ -246,7 +254,11 @@ static void measure_after(int steps, void (*report)(const char *, const Errors *
     model_destroy(&model);
 }
 
-TEST(errors_against_double_precision) { measure_after(60, check_errors); }
+TEST(errors_against_double_precision) { measure_after(60, 0, check_errors); }
+TEST(errors_with_fused_gelu) {
+    measure_after(20, 1, check_limits);
+    measure_after(60, 2, check_limits);
+}
 
 // Every stored value is one of its format's.
 static size_t foreign(FormatId format, const float *x, size_t n) {
@@ -778,7 +790,7 @@ int main(int argc, char **argv) {
     }
     read_text();
     if (argc > 2 && strcmp(argv[1], "errors") == 0) {
-        measure_after(atoi(argv[2]), print_errors);
+        measure_after(atoi(argv[2]), 0, print_errors);
         return 0;
     }
     if (argc > 2 && strcmp(argv[1], "data") == 0) {
@@ -792,7 +804,10 @@ int main(int argc, char **argv) {
     data_path = path;
     RUN(errors_against_double_precision);
     RUN(stored_values_are_of_their_format);
-    if (BUILD_MODE == MODE_bf16 || BUILD_MODE == MODE_fp16) RUN(fused_gelu_rounds_once);
+    if (BUILD_MODE == MODE_bf16 || BUILD_MODE == MODE_fp16) {
+        RUN(errors_with_fused_gelu);
+        RUN(fused_gelu_rounds_once);
+    }
     RUN(threads_change_no_bit);
     RUN(agrees_with_pytorch_autocast);
     RUN(delayed_history_moves_once_a_step);

@@ -148,6 +148,7 @@ go_on() {
 }
 both() { case " $(echo $modes) " in *" $1 "*) case " $(echo $modes) " in *" $2 "*) return 0 ;; esac ;; esac; return 1; }
 both fp16 fp16 && both fp32 fp32 && go_on "fp32's run in fp16" fp32 fp16 "precision fp32 (master fp32, moments fp32) -> fp16"
+both bf16 bf16 && go_on "bf16's run with GELU within products" bf16 bf16 "gelu-fusion 0 -> 2 (changes what is trained)" -ge 2
 both fp8-delayed bf16 && go_on "bf16's run in fp8" bf16 fp8-delayed "precision bf16 .* -> fp8-delayed"
 both bf16 bf16:kahan && go_on "bf16's run without masters" bf16 bf16:kahan "-> bf16 (kahan, fp32)"
 both bf16 bf16:kahan && go_on "and back" bf16:kahan bf16 "(master kahan, moments fp32) -> bf16 (fp32, fp32)"
@@ -182,6 +183,15 @@ if has fp16; then
     says "GELU within products leaves nothing to make it of again" 2 "needs --recompute 0" \
         $(run_of fp16 --gelu-fusion 1 --recompute 1)
 fi
+if has bf16; then
+    says "a plan that is too large, with --recompute 2 as a way out" 1 "the largest that fits, or --recompute 2$" \
+        $(run_of bf16 --dry-run --batch 100000 --seq 1024 --channels 256)
+    says "which GELU within products does not leave" 1 "the largest that fits$" \
+        $(run_of bf16 --dry-run --batch 100000 --seq 1024 --channels 256 --gelu-fusion 1)
+fi
+for mode in fp8-delayed mxfp8 nvfp4; do
+    has $mode && says "GELU within products, $mode" 2 "one of: bf16, fp16$" $(run_of $mode --gelu-fusion 2)
+done
 if has fp8-delayed; then
     says "fp8's bytes" 0 "= 20" $(run_of fp8-delayed --print-policy)
     says "features that 16 does not divide" 0 "h.0-1.qkv .*bf16: in-features 72 are no multiple of 16" \

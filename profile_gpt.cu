@@ -7,7 +7,8 @@
 //     nsys profile ./profile_gpt once d12 64 1024         one step after a warm-up, with NVTX ranges
 //     ncu --nvtx --nvtx-include 'profiled step/' ./profile_gpt once d12 64 1024
 //
-// A model is a name or LAYERS,HEADS,CHANNELS,VOCABULARY. step and once end in one line "result: key=value ...", for
+// A model is a name or LAYERS,HEADS,CHANNELS,VOCABULARY. --gelu-fusion 1 or 2 at the end: the trainer's option of that
+// name, in a bf16 or fp16 build. step and once end in one line "result: key=value ...", for
 // scripts/validate_gpu.sh. MFU counts (6 N + 6 L C T) flops a token: causal attention once.
 #define TESTING
 #include "train_gpt.cu"
@@ -152,6 +153,15 @@ static void parse_model(GPTConfig *config, const char *text, size_t T) {
     config_check(config);
 }
 
+static int gelu_fusion;
+
+static void plan_model(Run *run, const BatchShape *shape) {
+    model_plan(&run->model, &run->config, shape, 0);
+    LinearRecipe recipe = run->model.recipe;
+    recipe.gelu_fusion = gelu_fusion;
+    model_set_recipe(&run->model, &recipe);
+}
+
 static size_t planned_bytes(Model *model) {
     Arena *arenas[8];
     size_t total = 0;
@@ -160,14 +170,14 @@ static size_t planned_bytes(Model *model) {
 }
 
 // Plans the largest micro-batch that fits: nothing recomputed down to 16,384 tokens at once, since a larger batch is not
-// worth a recomputation; then with --recompute 2.
+// worth a recomputation; then with --recompute 2, which does not go with --gelu-fusion.
 static void plan_run(Run *run, size_t free_bytes) {
-    for (int recompute = 0; recompute <= 2; recompute += 2)
+    for (int recompute = 0; recompute <= (gelu_fusion ? 0 : 2); recompute += 2)
         for (run->micro = run->B; run->micro > 0; run->micro = run->micro % 2 ? 0 : run->micro / 2) {
             BatchShape shape = {run->micro, run->T, recompute};
-            model_plan(&run->model, &run->config, &shape, 0);
+            plan_model(run, &shape);
             if (planned_bytes(&run->model) <= free_bytes) return;
-            if (recompute == 0 && run->micro * run->T <= 16384) break;
+            if (recompute == 0 && !gelu_fusion && run->micro * run->T <= 16384) break;
         }
     die("%zu layers of %zu channels do not fit into %.1f GB", run->config.L, run->config.C, (double)free_bytes * 1e-9);
 }
@@ -232,8 +242,8 @@ static void profile_step(const char *model_text, size_t B, size_t T, int steps, 
     model_create(&run.model);
     model_init_weights(&run.model, 1);
     random_tokens(&run, 0);
-    printf("%s, %s, %s: B=%zu (%zu at once) T=%zu, recompute %d\n", device_info()->name, build_policy().name, model_text,
-           B, run.micro, T, run.model.shape.recompute);
+    printf("%s, %s, %s: B=%zu (%zu at once) T=%zu, recompute %d, gelu-fusion %d\n", device_info()->name,
+           build_policy().name, model_text, B, run.micro, T, run.model.shape.recompute, gelu_fusion);
     take_step(&run, 0);  // cuBLASLt's choices, first touches
     if (once) {
         DeviceRange range("profiled step");
@@ -313,7 +323,7 @@ static void walk_step(Run *run) {
     Model *model = &run->model;
     Arena *arenas[8];
     BatchShape shape = {run->micro, run->T, 0};
-    model_plan(model, &run->config, &shape, 0);
+    plan_model(run, &shape);
     model->linears = (DeviceLinear *)checked_calloc(run->config.L * LINEAR_KINDS, sizeof *model->linears, "linear layers");
     for (size_t i = 0, n = model_arenas(model, arenas); i < n; i++) {
         arenas[i]->base = (char *)((uintptr_t)(i + 1) << 44);
@@ -362,8 +372,8 @@ static void profile_paper(const char *model_text, size_t B, size_t T, size_t mic
     paper_head_size = run.config.C / run.config.NH;
     native_casts = BUILD_SCALING != SCALING_NONE && !run.model.linear.routes.why;
     double casts[2] = {0, 0};
-    printf("%s, %s, B=%zu (%zu at once) T=%zu; ms a step at datasheet / best measured rates\n\n", build_policy().name,
-           model_text, B, micro, T);
+    printf("%s, %s, B=%zu (%zu at once) T=%zu, gelu-fusion %d; ms a step at datasheet / best measured rates\n\n",
+           build_policy().name, model_text, B, micro, T, gelu_fusion);
     printf("| operation | calls | Tflop | GB | flop/B | H100 | H200 | share, H100 |\n|---|---|---|---|---|---|---|---|\n");
     for (const OpTotal &op : op_totals)
         for (int card = 0; card < 2; card++) {
@@ -400,6 +410,13 @@ static void profile_paper(const char *model_text, size_t B, size_t T, size_t mic
 }
 
 int main(int argc, char **argv) {
+    if (argc > 3 && strcmp(argv[argc - 2], "--gelu-fusion") == 0) {
+        gelu_fusion = atoi(argv[argc - 1]);
+        argc -= 2;
+        if (gelu_fusion < 1 || gelu_fusion > 2) die_usage("--gelu-fusion '%s' is neither 1 nor 2", argv[argc + 1]);
+        if (BUILD_SCALING != SCALING_NONE || sizeof(act_t) != 2)
+            die_usage("--gelu-fusion is for bf16 and fp16, not for %s", build_policy().name);
+    }
     const char *what = argc > 1 ? argv[1] : "help";
     auto number = [&](int i, size_t otherwise) {
         size_t value = argc > i ? strtoul(argv[i], NULL, 10) : otherwise;
@@ -418,7 +435,7 @@ int main(int argc, char **argv) {
         profile_paper(model, number(3, 64), number(4, 1024), number(5, number(3, 64)));
     } else {
         printf("profile_gpt step MODEL B T [STEPS [CEILING_SIZE]] | once MODEL B T | ceiling [SIZE] | "
-               "paper MODEL B T [AT_ONCE]\n");
+               "paper MODEL B T [AT_ONCE], and [--gelu-fusion 1|2]\n");
         return strcmp(what, "help") == 0 ? 0 : 2;
     }
     return 0;

@@ -31,6 +31,7 @@ MAKE=${MAKE:-make}
 jobs=$(nproc 2>/dev/null || echo 2)
 [ -n "$modes" ] || modes=$($MAKE -s --no-print-directory gpu-precisions) || exit 1
 case " $modes " in *" bf16 "*) main=bf16 ;; *) main=${modes%% *} ;; esac
+case $main in bf16 | fp16) fused=${main}_gelu ;; *) fused= ;; esac  # it with --gelu-fusion 2: profiled, too
 mkdir -p "$out/steps" || exit 1
 out=$(cd "$out" && pwd)
 rm -f "$out"/steps/*.late
@@ -163,14 +164,18 @@ step sanitizer 120 sanitizer "$(program test_gpt "$main")" quick
 step two_runs 60 two_runs
 wait "$builds"
 side_by_side 4 test run_test
-for mode in $main $others; do
-    step "${mode}_d12" 60 "$(program profile_gpt "$mode")" step $small $B $T $timed $ceiling
+profiler() { program profile_gpt "${1%_gelu}"; }
+fusion() { case $1 in *_gelu) echo --gelu-fusion 2 ;; esac; }
+for mode in $main $fused $others; do
+    # shellcheck disable=SC2046
+    step "${mode}_d12" 60 "$(profiler "$mode")" step $small $B $T $timed $ceiling $(fusion "$mode")
 done
 [ -z "$llmc" ] || step llmc_d12 120 llmc_run
-for mode in $main $others; do
+for mode in $main $fused $others; do
     case $mode in  # CUDA cores alone take twelve seconds for a step of 64 sequences
-        fp32) step "${mode}_1.5B" 90 "$(program profile_gpt "$mode")" step $large $((large_B / 16 + 1)) $T 1 $ceiling ;;
-        *) step "${mode}_1.5B" 90 "$(program profile_gpt "$mode")" step $large $large_B $T $(((timed + 2) / 3)) $ceiling ;;
+        fp32) step "${mode}_1.5B" 90 "$(profiler "$mode")" step $large $((large_B / 16 + 1)) $T 1 $ceiling ;;
+        # shellcheck disable=SC2046
+        *) step "${mode}_1.5B" 90 "$(profiler "$mode")" step $large $large_B $T $(((timed + 2) / 3)) $ceiling $(fusion "$mode") ;;
     esac
 done
 step paper 20 "$(program profile_gpt "$main")" paper $small $B $T
@@ -200,9 +205,9 @@ note_of() {
 failed=0
 steps="machine build_$main test_$main sanitizer two_runs"
 for mode in $others; do steps="$steps build_$mode test_$mode"; done
-for mode in $main $others; do steps="$steps ${mode}_d12"; done
+for mode in $main $fused $others; do steps="$steps ${mode}_d12"; done
 steps="$steps${llmc:+ llmc_d12}"
-for mode in $main $others; do steps="$steps ${mode}_1.5B"; done
+for mode in $main $fused $others; do steps="$steps ${mode}_1.5B"; done
 steps="$steps paper"
 
 table() {
@@ -215,10 +220,10 @@ table() {
     echo "| precision | model | sequences at once | recompute | ms a step | tokens/s | TFLOP/s | MFU of the best product here | of the datasheet | best TFLOP/s | copy GB/s |"
     echo "|---|---|---|---|---|---|---|---|---|---|---|"
     for size in d12 1.5B; do
-        for mode in $main $others; do
+        for mode in $main $fused $others; do
             log=$out/steps/${mode}_$size.log
             [ -n "$(field "$log" step_ms)" ] || continue
-            row="| $mode |"
+            row="| ${mode/_gelu/, GELU within products} |"
             for key in model micro recompute step_ms tokens_per_s tflops mfu_of_best mfu_of_datasheet best_tflops copy_gb_per_s; do
                 row="$row $(field "$log" $key) |"
             done

@@ -27,6 +27,9 @@ for mode in $REHEARSED; do
     check "$mode: tested, and a step profiled" grep -q "^| test_$mode | ok" "$report"
     check "$mode: a row of the table" grep -Eq "^\| $mode \| [0-9,]+ \| [0-9]+ \| [02] \| [0-9.]+ \| [0-9]+ \|" "$report"
 done
+check "and one with GELU within its products" \
+    grep -Eq '^\| [a-z0-9]+, GELU within products \| [0-9,]+ \| [0-9]+ \| 0 \| [0-9.]+ \| [0-9]+ \|' "$report"
+check "whose operations say so" grep -Eq '^ *matmul_backward_input_gelu [0-9x]+ over [0-9]+ +[0-9]+ +[0-9.]+' "$report"
 check "each operation has its time and bandwidth" grep -Eq '^ *adamw +1 +[0-9.]+ +[0-9.]+% +[0-9.]+ ' "$report"
 check "llm.c's speed stands beside" grep -q '^| llm.c bf16 | d12 | 4 | | | 467775 |' "$report"
 
@@ -34,9 +37,11 @@ check "without --modes it is every precision" \
     sh -c 'make -s --no-print-directory gpu-precisions | grep -q "^fp32 tf32 bf16 fp16 fp8-delayed .*nvfp4$"'
 
 # What the trainer warns of (fp8_pays_from_channels) is what bytes and flops say: delayed scaling gains 3 % from C=512 on.
-paper_ms() { "build/emulated/profile_gpt_$1" paper "$2" 16 1024 | sed -n 's/^| \*\*sum.* \*\*[0-9.]* \/ \([0-9.]*\)\*\* | \*\*.*/\1/p'; }
+paper_ms() { mode=$1 model=$2; shift 2; "build/emulated/profile_gpt_$mode" paper "$model" 16 1024 "$@" | sed -n 's/^| \*\*sum.* \*\*[0-9.]* \/ \([0-9.]*\)\*\* | \*\*.*/\1/p'; }
 gains() { awk -v a="$(paper_ms bf16 "$1")" -v b="$(paper_ms fp8-delayed "$1")" 'BEGIN { exit !(a > 0 && b > 0 && a > 1.03 * b) }'; }
 loses() { awk -v a="$(paper_ms bf16 "$1")" -v b="$(paper_ms fp8-delayed "$1")" 'BEGIN { exit !(a > 0 && b > 0 && a <= 1.03 * b) }'; }
+fused_gains() { awk -v a="$(paper_ms bf16 d12)" -v b="$(paper_ms bf16 d12 --gelu-fusion 2)" 'BEGIN { exit !(b > 0 && a > 1.03 * b) }'; }
+[ ! -x build/emulated/profile_gpt_bf16 ] || check "on paper GELU within products gains at d12" fused_gains
 if [ -x build/emulated/profile_gpt_fp8-delayed ]; then
     check "on paper fp8-delayed gains at 512 channels" gains 12,8,512,50257
     check "on paper it does not at 384" loses 12,6,384,50257

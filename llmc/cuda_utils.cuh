@@ -31,18 +31,18 @@ static inline void cuda_check(cudaError_t status, const char *statement, const c
 }
 #define CUDA_CHECK(statement) cuda_check((statement), #statement, __FILE__, __LINE__)
 
-// launch(kernel, grid, block, shared_bytes, stream, args...): the only way a kernel is started here. Raises the limit
-// of dynamic shared memory where more than the default 48 KiB is asked for, and checks the launch. (A fault inside the
-// kernel shows at the next synchronisation, as always.)
-#define LAUNCH_DEFAULT_SHARED_BYTES ((size_t)48 << 10)
+// launch(kernel, grid, block, shared_bytes, stream, args...): the only way a kernel is started here. Raises the limit of
+// dynamic shared memory, which by default has 48 KiB together with what the kernel declares, and checks the launch. (A
+// fault inside the kernel shows at the next synchronisation, as always.)
+#define LAUNCH_SHARED_BYTES ((size_t)64 << 10)  // every card has as much, and more than kernels declare besides
 
 template <typename... Params, typename... Args>
 static inline void launch_checked(const char *statement, const char *file, int line, void (*kernel)(Params...),
                                   dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream, Args &&...args) {
     if (device_op_observer()->paper) return;
-    if (shared_bytes > LAUNCH_DEFAULT_SHARED_BYTES)
+    if (shared_bytes > 0)
         cuda_check(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                        (int)shared_bytes),
+                                        (int)max_size(shared_bytes, LAUNCH_SHARED_BYTES)),
                    statement, file, line);
     cudaLaunchConfig_t config = {};
     config.gridDim = grid;

@@ -264,14 +264,15 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 // ----------------------------------------------------------------------------------------------------------------
 // What a launch may ask for
 
-// Kernels whose limit of dynamic shared memory was raised.
+// Kernels whose limit of dynamic shared memory was raised. Without that it is 48 KiB less what the kernel declares; of
+// which nothing is known here: taken for 1 KiB.
 static std::map<const void *, size_t> &shared_limits() {
     static auto *limits = new std::map<const void *, size_t>();
     return *limits;
 }
 static size_t shared_limit(const void *kernel) {
     auto found = shared_limits().find(kernel);
-    return found == shared_limits().end() ? 48 << 10 : found->second;
+    return found == shared_limits().end() ? 47 << 10 : found->second;
 }
 
 cudaError_t emuFuncSetAttribute(const void *kernel, cudaFuncAttribute attribute, int value) {

@@ -503,13 +503,13 @@ static cudaError_t try_launch(dim3 grid, dim3 block, size_t shared_bytes) {
 }
 
 TEST(launch_limits) {
-    CHECK(try_launch(1, 1024, 48 << 10) == cudaSuccess, "an ordinary launch");
+    CHECK(try_launch(1, 1024, 47 << 10) == cudaSuccess, "an ordinary launch");
     CHECK(try_launch(dim3(1, 65535, 1), dim3(1, 1, 1), 0) == cudaSuccess, "grid.y at its limit");
     CHECK(try_launch(0, 32, 0) == cudaErrorInvalidConfiguration, "an empty grid");
     CHECK(try_launch(dim3(1, 65536, 1), dim3(1, 1, 1), 0) == cudaErrorInvalidConfiguration, "grid.y beyond its limit");
     CHECK(try_launch(1, 1025, 0) == cudaErrorInvalidConfiguration, "too many threads");
     CHECK(try_launch(1, dim3(1, 1, 65), 0) == cudaErrorInvalidConfiguration, "too many threads in z");
-    CHECK(try_launch(1, 32, (48 << 10) + 1) == cudaErrorInvalidValue, "dynamic shared memory without the attribute");
+    CHECK(try_launch(1, 32, (47 << 10) + 1) == cudaErrorInvalidValue, "dynamic shared memory without the attribute");
     CHECK(cudaFuncSetAttribute(nothing_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 1 << 20) ==
               cudaErrorInvalidValue,
           "a limit beyond the device's");

@@ -424,6 +424,8 @@ TEST(cuda_classifier) {
     check_classifier(127, 67, 128, 10, true);
     check_classifier(5, 2, 8, 1, true);
     check_classifier(3, 5000, 5120, 10, false);
+    const size_t most = ((size_t)48 << 10) / sizeof(act_t);  // of shared memory, without asking for more
+    check_classifier(2, most - 5, most, 10, false);
     check_classifier(2, 60000, 60032, 10, false);   // fp32: longer than any block's shared memory
     check_classifier(1, 120001, 120064, 5, false);  // 16 bits: the same
 }

@@ -228,7 +228,10 @@ static inline void matmul_autotune(MatmulScratch *scratch, MatmulPlan *plan, voi
     if (kept) CUDA_CHECK(cudaMemcpyAsync(kept, d, d_bytes, cudaMemcpyDeviceToDevice, stream));
     CUBLAS_CHECK(matmul_propose(scratch, plan, results, MATMUL_CANDIDATES, &found));
     for (int i = 0; i < found; i++) {
-        if (results[i].state != CUBLAS_STATUS_SUCCESS) continue;
+        // The library has not seen beta yet, nor the matrices: it may still refuse.
+        if (results[i].state != CUBLAS_STATUS_SUCCESS ||
+            matmul_launch(scratch, plan, &results[i].algo, d, a, b, device_alpha_beta, stream) != CUBLAS_STATUS_SUCCESS)
+            continue;
         const float ms = matmul_median_ms(
             [&] { CUBLAS_CHECK(matmul_launch(scratch, plan, &results[i].algo, d, a, b, device_alpha_beta, stream)); },
             stream);

@@ -499,7 +499,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
         memset(result, 0, sizeof *result);
         result->algo.data[0] = 1;
         for (int i = 0; i < 4; i++) result->algo.data[1 + i] = preference->alignment[i];
-        result->algo.data[5] = (uint64_t)r;  // so that they differ; all compute the same
+        result->algo.data[5] = (uint64_t)r;  // so that they differ; all compute the same, the third only without beta
         result->state = CUBLAS_STATUS_SUCCESS;
         result->wavesCount = 1.0f;
     }
@@ -521,6 +521,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
     if (status != CUBLAS_STATUS_SUCCESS) return status;
     float alpha_value = *(const float *)alpha, beta_value = *(const float *)beta;  // host or device: the same memory
     if (beta_value != 0.0f && !C) return invalid("C is missing");
+    if (beta_value != 0.0f && algo && algo->data[5] == 2)  // what a heuristic that does not see beta may propose
+        return unsupported("this algorithm does not add to D");
     compute(p, matrices, alpha_value, beta_value);
     return CUBLAS_STATUS_SUCCESS;
 }

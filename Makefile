@@ -367,8 +367,8 @@ EMU_CONFIGS := $(if $(filter 1,$(SANITIZE)),bf16-sanitize,$(PRECISIONS))
 EMU_MODELS  := $(if $(and $(HAVE_CXX),$(wildcard test_gpt.cu)),$(patsubst %,build/emulated/test_gpt_%,$(EMU_CONFIGS)))
 RUN_MODELS  := $(if $(filter cpu,$(DEVICE)),$(if $(TESTS),$(filter $(addprefix %/test_,$(TESTS)),$(EMU_MODELS)),$(EMU_MODELS)))
 SCHEDULED   := $(if $(and $(HAVE_CXX),$(filter %test_emu_schedules.sh,$(RUN_SHELL)),$(filter 0,$(SANITIZE))), \
-                 $(patsubst %,build/emulated/test_gpt_%,bf16 fp32 fp8-delayed fp8-row fp8-block mxfp8 nvfp4 \
-                 $(if $(HAVE_SANITIZERS),bf16-sanitize nvfp4-sanitize)))
+                 build/emulated/train_gpt_bf16 $(patsubst %,build/emulated/test_gpt_%,bf16 fp32 fp8-delayed fp8-row fp8-block \
+                 mxfp8 nvfp4 $(if $(HAVE_SANITIZERS),bf16-sanitize nvfp4-sanitize)))
 # The rehearsal of scripts/validate_gpu.sh builds what it runs; here, so that it is built side by side. One precision
 # of each kind: all of them (VALIDATE_MODES=all) take minutes.
 VALIDATE_MODES ?= bf16 fp8-delayed nvfp4

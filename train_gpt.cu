@@ -180,12 +180,14 @@ static void device_check(void) {
 }
 
 // The memory arenas come from, in bytes, and what to call it. SIZE_MAX: unknown, which only a plan (dry_run) may meet.
+// Libraries' kernels and NCCL's buffers come at their first use, after the arenas: a thirty-second is left to them.
 static size_t model_memory_bytes(int dry_run, const char **owner) {
     size_t free_bytes = SIZE_MAX, total;
-    *owner = "the GPU (free memory)";
+    *owner = "the GPU (31/32 of its free memory)";
     if (!dry_run) device_check();
-    if (device_present()) CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total));
-    return free_bytes;
+    if (!device_present()) return free_bytes;
+    CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total));
+    return free_bytes - free_bytes / 32;
 }
 
 // ----------------------------------------------------------------------------------------------------------------

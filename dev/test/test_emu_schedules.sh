@@ -62,5 +62,16 @@ for precision in bf16 fp32 fp8-block; do
     [ $? -eq 1 ] && grep -q "out of GPU memory: the arena '" "$dir/out" && grep -q 'more than is free' "$dir/out"
     result $? "$precision with 1 MB of device memory: the arena and what is missing are named"
 done
+
+# plan MB: what a run says that needs some 150 MB of a card that has so many.
+plan() { (cd "$dir" && EMU_MEM_MB=$1 "$train" --layers 4 --heads 4 --channels 256 --batch 8 --seq 256 --vocab 1000 --dry-run >out 2>&1); }
+train=$PWD/build/emulated/train_gpt_bf16
+if [ -x "$train" ]; then
+    plan 4096 && ! grep -q 'try --batch' "$dir/out" && need=$(sed -n 's/^  total *\([0-9]*\).* MiB.*/\1/p' "$dir/out")
+    plan $((need + 2)) && grep -q 'the GPU .* has .* MiB: try --batch [67],' "$dir/out"
+    result $? "a card that the arenas would fill: something is left to libraries"
+    plan $((need * 32 / 31 + 2)) && ! grep -q 'try --batch' "$dir/out"
+    result $? "a thirty-second is enough"
+fi
 echo "$passed passed, $failed failed, $skipped skipped"
 [ "$failed" -eq 0 ]

@@ -26,6 +26,7 @@ while [ $# -gt 0 ]; do
     esac
     shift
 done
+PATH=$PATH:${CUDA_HOME:-/usr/local/cuda}/bin  # compute-sanitizer lies beside nvcc
 unset MAKEFLAGS MAKEOVERRIDES MAKELEVEL  # a test run by make builds as anyone would
 MAKE=${MAKE:-make}
 jobs=$(nproc 2>/dev/null || echo 2)
@@ -95,7 +96,7 @@ machine() {
 build() {
     local mode=$1 programs="test_gpt profile_gpt" targets='' program
     [ "$mode" = "$main" ] && programs="$programs train_gpt"
-    if [ "$rehearse" = 0 ] && ! command -v nvcc >/dev/null && [ ! -x /usr/local/cuda/bin/nvcc ]; then
+    if [ "$rehearse" = 0 ] && ! command -v nvcc >/dev/null; then
         for program in $programs; do
             [ -x "$(program "$program" "$mode")" ] || { echo "no nvcc, and no $(program "$program" "$mode")"; return 1; }
         done
@@ -142,13 +143,12 @@ llmc_run() {
 # ----------------------------------------------------------------------------------------------------------------
 
 step machine 20 machine
-# side_by_side COUNT PREFIX COMMAND: "COMMAND MODE" as step PREFIX_MODE for all other precisions, so many at once.
+# side_by_side COUNT PREFIX COMMAND: "COMMAND MODE" as step PREFIX_MODE for all other precisions, so many at a time.
 side_by_side() {
     local count=$1 prefix=$2 command=$3 mode running=0
     for mode in $others; do
+        if [ "$running" -ge "$count" ]; then wait -n; else running=$((running + 1)); fi
         step "${prefix}_$mode" 240 "$command" "$mode" &
-        running=$((running + 1))
-        if [ $((running % count)) -eq 0 ]; then wait; fi
     done
     wait
 }

@@ -304,7 +304,10 @@ NVCC_TARGETS   := $(if $(NVCC_ARCH),$(foreach arch,$(NVCC_ARCH),-gencode arch=co
 NVCC_HOST       = $(subst $(EMPTY) ,$(COMMA),$(strip $(filter-out -std=% -I% -D% -Wextra -Wall -Werror,$(ALL_FLAGS))))
 NVCC_FLAGS      = -std=c++17 -O3 -I. $(filter -D%,$(ALL_FLAGS)) $(NCCL_FLAGS) $(MPI_FLAGS) -Werror all-warnings --diag-suppress 1675 -Xcompiler=$(NVCC_HOST) -ccbin $(CXX) \
                   $(NVCC_TARGETS)
-BUILD_CUDA      = $(NVCC) $(NVCC_FLAGS) -MMD -MP -MF $@.d -MT $@ -o $@ $< $(LDFLAGS) -lcublasLt $(NCCL_LIBS) $(MPI_LIBS) $(PCRE2_LIBS)
+# The toolkit's libraries are found where it lies, whether or not the system's linker knows that folder.
+NVCC_RPATH     := $(patsubst %,-Xlinker=-rpath=%,$(sort $(abspath $(wildcard $(addsuffix /lib64,$(CUDA_HOME) $(dir $(NVCC))..) \
+                    $(addsuffix /lib,$(CUDA_HOME) $(dir $(NVCC))..)))))
+BUILD_CUDA      = $(NVCC) $(NVCC_FLAGS) -MMD -MP -MF $@.d -MT $@ -o $@ $< $(LDFLAGS) $(NVCC_RPATH) -lcublasLt $(NCCL_LIBS) $(MPI_LIBS) $(PCRE2_LIBS)
 GPU_PROGRAMS   := $(addprefix $(B)/,$(basename $(wildcard *_gpt.cu)))
 ifeq ($(DEVICE),emu)
 $(GPU_PROGRAMS): $(B)/%: %.cu $(EMU_OBJECTS) $(B)/flags

@@ -125,6 +125,10 @@ ok "a warning is an error" 2 "unused" sh -c "echo 'static int unused_function(vo
 
 # The real programs and one real test, in a copy without git.
 cd "$root" || exit 1
+mkdir -p "$dir/toolkit/bin" "$dir/toolkit/include" "$dir/toolkit/lib64"
+touch "$dir/toolkit/include/cublasLt.h"
+ok "programs find the libraries of a toolkit that lies anywhere" 0 "-rpath=$dir/toolkit/lib64 .*-lcublasLt" make -n DEVICE=cuda \
+    PRECISION=bf16 CUDA_HOME="$dir/toolkit" NVCC="$dir/toolkit/bin/nvcc" NCCL=0 MPI=0 build/cuda-bf16/train_gpt
 mkdir "$dir/real"
 for name in Makefile README.md LICENSE train_gpt.c test_gpt.c llmc data dev scripts doc; do
     [ ! -e "$name" ] || cp -R "$name" "$dir/real"

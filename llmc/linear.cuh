@@ -81,6 +81,9 @@ static inline DeviceOperand linear_operand(const LinearRoutes *routes, const Lin
     return quant_operand(spec, rows, cols, routes->emulated_why[l->kind][gemm] != NULL, quant_card());
 }
 
+// Whose fp4 products may come out without the scales of whole tensors (release notes of CUDA 13.2 update 1).
+#define LINEAR_CUBLAS_NV_BROKEN 130400
+
 // Why this card does not run product `gemm` of layer l for N tokens natively; NULL: it does. cuBLASLt is asked; without a
 // device, it goes by what a Hopper has.
 static inline const char *linear_refusal(MatmulScratch *matmul, const LinearRecipe *recipe, const Linear *l,
@@ -91,6 +94,8 @@ static inline const char *linear_refusal(MatmulScratch *matmul, const LinearReci
     if (a_spec.scaling == SCALING_NONE) return NULL;
     if (a_spec.scaling != b_spec.scaling) return "no card scales one operand by rows, the other as a whole";
     if (recipe->quant.block_fp32 && quant_card().tiled_blocks) return "this card's block scales are powers of two";
+    if (a_spec.scaling == SCALING_NV && cublasLtGetVersion() == LINEAR_CUBLAS_NV_BROKEN)
+        return "cuBLAS 13.4.0 may leave out a tensor's scale (13.4.1 does not)";
     if (!matmul)
         return recipe->scaling == SCALING_MX || recipe->scaling == SCALING_NV ? "a Hopper has no such product" : NULL;
     const DeviceOperand a = linear_operand(&native, l, &a_spec, first, gemm, N),

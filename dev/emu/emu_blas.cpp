@@ -17,6 +17,7 @@
 #include "../../llmc/simd.h"
 #include "../../llmc/utils.h"
 #include "cublasLt.h"
+#include "emu.h"
 
 struct EmuCublasLt {
     int unused;
@@ -71,7 +72,7 @@ static cublasStatus_t destroy(T *handle) {
 }
 cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle) { return create(handle); }
 cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) { return destroy(handle); }
-size_t cublasLtGetVersion() { return CUBLAS_VERSION; }
+size_t cublasLtGetVersion() { return emu::environment_number("EMU_CUBLAS", CUBLAS_VERSION); }
 cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t desc) { return destroy(desc); }
 cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) { return destroy(layout); }
 cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *preference) { return create(preference); }

@@ -47,6 +47,13 @@ if [ -x build/emulated/profile_gpt_fp8-delayed ]; then
     check "on paper it does not at 384" loses 12,6,384,50257
 fi
 
+# A Blackwell has fp4 products, but for the cuBLAS whose results are known to be wrong.
+fp4_products() { EMU_CC=120 EMU_CUBLAS=$1 build/emulated/profile_gpt_nvfp4 paper 2,4,64,67 4 64 | grep -q "products $2"; }
+if [ -x build/emulated/profile_gpt_nvfp4 ]; then
+    check "fp4 products are native" fp4_products 130401 native
+    check "with cuBLAS 13.4.0 they are emulated" fp4_products 130400 emulated
+fi
+
 fails() { scripts/validate_gpu.sh --rehearse "$@" >"$dir/fails.out" 2>&1; [ $? -eq 1 ]; }
 check "a precision that does not build fails" fails --out "$dir/out" --modes "bf16 fp7"
 check "and it is named, with the rest untouched" \

@@ -116,12 +116,14 @@ static Ceiling measure_ceiling(size_t size) {
     return best;
 }
 
-// Dense tensor core peak of a card for this build's products, from its datasheet; 0: not known.
+// Dense tensor core peak of a card for this build's products, from its datasheet; 0: not known. Cards for a PCIe slot
+// bear the same names, and more.
 static double datasheet_flops(void) {
     const struct {
         const char *name;
         double bits16;
-    } cards[] = {{"H100", 989.4e12}, {"H200", 989.4e12}, {"GH200", 989.4e12}, {"A100", 312e12}, {"B200", 2250e12}};
+    } cards[] = {{"H100 PCIe", 756.5e12}, {"H100 NVL", 835.5e12}, {"H200 NVL", 835.5e12}, {"H100", 989.4e12},
+                 {"H200", 989.4e12},      {"GH200", 989.4e12},    {"A100", 312e12},       {"B200", 2250e12}};
     for (auto &card : cards)
         if (strstr(device_info()->name, card.name) && sizeof(act_t) == 2) return card.bits16;
     return 0;

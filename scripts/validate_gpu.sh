@@ -157,7 +157,7 @@ step build_$main 200 build "$main"
 others=
 for mode in $modes; do [ "$mode" = "$main" ] || others="$others $mode"; done
 # The other precisions build while the first is tested; nothing is timed meanwhile.
-side_by_side $(((jobs + 2) / 3)) build build &
+side_by_side $((jobs / 2 + 1)) build build &  # of the two programs one takes twice as long
 builds=$!
 step test_$main 150 run_test "$main"
 step sanitizer 120 sanitizer "$(program test_gpt "$main")" quick

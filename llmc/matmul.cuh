@@ -17,6 +17,10 @@
 #include "mma.cuh"
 #include "precision_types.cuh"
 
+#if !defined(EMU) && CUBLAS_VER_MAJOR * 100 + CUBLAS_VER_MINOR < 1209
+#error "CUDA 12.9 or newer is needed (CUDA_HOME=...): older cuBLAS knows no scales of rows and 128-blocks"
+#endif
+
 static inline void cublas_check(cublasStatus_t status, const char *statement, const char *file, int line) {
     if (status != CUBLAS_STATUS_SUCCESS)
         error_exit(1, file, line, "cuBLAS refused: %s\nwhy: %s (status %d)", statement, cublasLtGetStatusName(status),

@@ -210,6 +210,7 @@ static void ranks_leave(void) {}
 static void ranks_gather(void *all, const void *mine, size_t bytes) { memcpy(all, mine, bytes); }
 static void model_reduce_next(Model *model) { (void)model; }
 static double model_exposed_ms(const Model *model) { return (void)model, 0.0; }
+static void model_gather_weights(Model *model) { (void)model; }
 static void model_check_replicas(Model *model) { (void)model; }
 static void model_set_parallel(Model *model, const Parallel *parallel) {
     (void)model;

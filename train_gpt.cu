@@ -95,6 +95,7 @@ typedef struct Model {
     HostSide host;
     cudaStream_t stream;
     Shards shards;  // of several ranks: what they share out; with --zero 1 masters and moments are shards alone
+    int weights_partial;  // 1: of the layers' weights there are codes; as they are stored, this rank's shard alone
     Arena weights_arena, masters_arena, casts_arena, grads_arena, moments_arena, acts_arena, work_arena;
 
     EmbeddingPlan plan;  // of the forward pass the next backward pass belongs to
@@ -461,36 +462,13 @@ static AdamWTensor model_adamw_tensor(const Model *model, size_t i, float weight
     return tensor;
 }
 
-// The runs of tensors in this rank's shard of bucket `index`, likewise; returns how many.
-static int model_adamw_shard(const Model *model, size_t index, float weight_decay, AdamWTensor *tensors) {
-    const Shards *shards = &model->shards;
-    const Bucket *bucket = &shards->buckets[index];
-    int count = 0;
-    for (int p = 0; p < bucket->count; p++) {
-        const BucketPiece *piece = &bucket->pieces[p];
-        size_t begin, end;
-        if (!bucket_shard_run(bucket, p, shards->parallel.rank, &begin, &end)) continue;
-        size_t arena = piece->arena + begin - piece->at;  // where masters are the working weights, they are all here
-        size_t shard = bucket->shard_at + begin - shards->parallel.rank * bucket->shard_elems;
-        AdamWTensor tensor = {(char *)model->masters + (MASTERS_APART ? shard : arena) * MASTER_BYTES,
-                              model->kahan ? model->kahan + shard : NULL,
-                              MASTERS_APART ? (weight_t *)model->weights_arena.base + arena : NULL,
-                              (char *)model->m + shard * MOMENT_BYTES,
-                              (char *)model->v + shard * MOMENT_BYTES,
-                              shards->gradients + shard,
-                              end - begin,
-                              piece->first + begin - piece->at,
-                              model->table[piece->tensor].decay ? weight_decay : 0.0f,
-                              (uint32_t)piece->tensor};
-        tensors[count++] = tensor;
-    }
-    return count;
-}
+#include "llmc/model_shards.cuh"
 
 // The authoritative weights, and perhaps delayed scales, were loaded or made: what is derived from them follows.
 static void model_weights_changed(Model *model) {
     Shards *shards = &model->shards;
     model->linear.weights_version++;
+    model->linear.gathered = model->weights_partial = 0;
     *model->host.missing_scales = 1;
     if (!MASTERS_APART) return;
     if (!shards_optimizer(shards)) {
@@ -861,21 +839,11 @@ static double model_grad_norm(Model *model, int *nonfinite) {
     CUDA_CHECK(cudaMemcpyAsync(host->norm, work->norm, sizeof(double), cudaMemcpyDeviceToHost, stream));
     CUDA_CHECK(cudaMemcpyAsync(host->nonfinite, work->nonfinite, sizeof(int), cudaMemcpyDeviceToHost, stream));
     CUDA_CHECK(cudaStreamSynchronize(stream));
+    model->linear.scales_known = *host->missing_scales == 0;
     if (several) *host->norm = shards_sum_norms(*host->norm, host->nonfinite);
     double norm = sqrt(*host->norm);
     *nonfinite = *host->nonfinite || !(norm <= (double)FLT_MAX);
     return norm;
-}
-
-// A bucket goes to the other ranks while the next one is updated, and on while the next forward pass begins.
-static void model_update_shards(Model *model, const AdamWHyper *hyper) {
-    Shards *shards = &model->shards;
-    for (size_t i = shards->plan.count; i-- > 0;) {
-        AdamWTensor tensors[BUCKET_PIECES];
-        int count = model_adamw_shard(model, i, hyper->weight_decay, tensors);
-        adamw_update_tensors(tensors, count, hyper, BUILD_MASTER_RULE, BUILD_MOMENTS_RULE, model->stream);
-        shards_publish(shards, i, (weight_t *)model->weights_arena.base, model->stream);
-    }
 }
 
 // One AdamW step with the accumulated gradients times hyper->grad_scale.
@@ -905,6 +873,7 @@ static void model_begin_step(Model *model, uint64_t step) { model->linear.step =
 // Ends a step, whether its update was applied or skipped.
 static void model_end_step(Model *model) {
     linear_end_step(&model->linear);
+    if (model_sends_codes(model)) model_publish_codes(model);
 }
 
 // ----------------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@
 #ifndef LLMC_LINEAR_CUH
 #define LLMC_LINEAR_CUH
 
+#include "code_buckets.cuh"
 #include "linear.h"
 #include "matmul.cuh"
 #include "matmul_fp8.cuh"
@@ -58,6 +59,8 @@ typedef struct {
     int *host_missing;
     uint64_t weights_version, cast_version;  // of the weights, and of those that were cast
     int casting;                             // this forward pass casts them
+    int scales_known;                        // delayed: none is missing, as all ranks know since the last gradient norm
+    int gathered, transposing;               // the weights came as codes; this forward pass transposes them
     uint32_t step, micro_step, layers;       // as in linear.h
     int training;  // a backward pass follows
     int apart;  // 1: every tensor is stored as the CPU has it, by passes of their own: what tests and reports look at
@@ -372,6 +375,8 @@ static inline void linear_clear_words(const LinearContext *ctx, LinearWord first
 static inline void linear_begin_pass(LinearContext *ctx) {
     if (ctx->recipe->scaling == SCALING_NONE) return;
     linear_clear_words(ctx, WORD_X_AMAX, WORD_W_AMAX);
+    ctx->transposing = ctx->gathered;
+    ctx->gathered = 0;
     ctx->casting = ctx->cast_version != ctx->weights_version;
     ctx->cast_version = ctx->weights_version;
     if (ctx->casting) linear_clear_words(ctx, WORD_W_AMAX, WORD_X_NONFINITE);
@@ -379,10 +384,15 @@ static inline void linear_begin_pass(LinearContext *ctx) {
 
 // In a forward pass, before the linear layers of layer `layer`: their weights are cast again where they have changed.
 static inline void linear_begin_layer(LinearContext *ctx, DeviceLinear *linears, size_t layer) {
-    if (ctx->recipe->scaling == SCALING_NONE || !ctx->casting) return;
+    if (ctx->recipe->scaling == SCALING_NONE || !(ctx->casting || ctx->transposing)) return;
     for (size_t i = layer * LINEAR_KINDS; i < (layer + 1) * LINEAR_KINDS; i++) {
         const Linear *l = &linears[i].layer;
         if (l->high) continue;
+        if (ctx->transposing) {
+            if (!quant_shared(&linears[i].w_fprop, &linears[i].w_dgrad))
+                code_transpose(linears[i].w_dgrad.codes, linears[i].w_fprop.codes, l->OC, l->C, ctx->stream);
+            continue;
+        }
         QuantCast casts[2] = {{linear_spec_now(ctx, l, QUANT_W, GEMM_FPROP), &linears[i].w_fprop},
                               {linear_spec_now(ctx, l, QUANT_W, GEMM_DGRAD), &linears[i].w_dgrad}};
         linear_cast_stored(ctx, l, QUANT_W, casts, 2, linears[i].weight, l->OC, l->C, 0);
@@ -419,6 +429,60 @@ static inline void linear_end_step(LinearContext *ctx) {
     CUDA_CHECK(
         cudaMemcpyAsync(ctx->host_missing, ctx->missing, sizeof *ctx->missing, cudaMemcpyDeviceToHost, ctx->stream));
     ctx->weights_version++;
+}
+
+// ----------------------------------------------------------------------------------------------------------------
+// Weights that come as codes (code_buckets.cuh)
+
+// 1: ranks may exchange new weights as codes: every linear layer is cast, by one scale, natively, without padding.
+static inline int linear_takes_codes(const LinearContext *ctx, const DeviceLinear *linears) {
+    const int one_scale = BUILD_SCALING == SCALING_TENSOR || (BUILD_SCALING == SCALING_DELAYED && ctx->scales_known);
+    if (!one_scale || ctx->routes.why) return 0;
+    for (uint32_t i = 0; i < ctx->layers; i++)
+        if (linears[i].layer.high || linears[i].layer.C % 32 || linears[i].layer.OC % 32) return 0;
+    return 1;
+}
+
+// Before the ranks look at their shards of the weights, with the scales of the step to come.
+static inline void linear_begin_codes(LinearContext *ctx) {
+    linear_clear_words(ctx, WORD_W_AMAX, WORD_X_NONFINITE);
+    ctx->cast_version = ctx->weights_version;
+    ctx->gathered = 1;
+}
+
+// decode (layers) = 1 / the weights' scales
+static __global__ void linear_decode_kernel(float *decode, const float *delayed, const uint32_t *amax, unsigned layers,
+                                            int history, int pow2) {
+    const unsigned i = blockIdx.x * LINEAR_DELAYED_THREADS + threadIdx.x;
+    if (i >= layers) return;
+    if (delayed) delayed += (size_t)(i * 3 + QUANT_W + 1) * (history + 1) - 1;
+    decode[i] = 1.0f / code_scale(delayed, amax + i, pow2);
+}
+
+// Before linear_cast_run(); current scaling: once WORD_W_AMAX has the maxima of all ranks' linear_amax_run().
+static inline void linear_codes_scales(const LinearContext *ctx, cudaStream_t stream) {
+    const uint32_t *amax = ctx->words + (size_t)WORD_W_AMAX * ctx->layers;
+    float *decode = (float *)ctx->words + (size_t)WORD_W_DECODE * ctx->layers;
+    launch(linear_decode_kernel, grid_1d(ceil_div(ctx->layers, LINEAR_DELAYED_THREADS)), LINEAR_DELAYED_THREADS, 0, stream,
+           decode, ctx->delayed, amax, ctx->layers, ctx->recipe->history, ctx->recipe->quant.tensor_pow2);
+}
+
+// Current scaling: looks at n elements of a layer's weight, of this rank's shard.
+static inline void linear_amax_run(const LinearContext *ctx, const DeviceLinear *linear, const weight_t *weights, size_t n,
+                                   cudaStream_t stream) {
+    if constexpr (BUILD_SCALING == SCALING_TENSOR)
+        launch(code_amax_kernel, grid_1d(ceil_div(n, BUCKET_THREADS * PACK)), BUCKET_THREADS, 0, stream,
+               linear_word(ctx, WORD_W_AMAX, &linear->layer), weights, n);
+}
+
+// Casts them to codes.
+static inline void linear_cast_run(const LinearContext *ctx, const DeviceLinear *linear, uint8_t *codes,
+                                   const weight_t *weights, size_t n, cudaStream_t stream) {
+    if constexpr (BUILD_SCALING == SCALING_TENSOR || BUILD_SCALING == SCALING_DELAYED) {
+        DeviceOp op("quantize: cast of a shard", 3.0 * (double)n, 0, stream);
+        launch(code_run_kernel, grid_1d(ceil_div(n, BUCKET_THREADS * PACK)), BUCKET_THREADS, 0, stream, codes, weights, n,
+               linear_state(ctx, &linear->layer, QUANT_W), ctx->recipe->quant.tensor_pow2);
+    }
 }
 
 // ----------------------------------------------------------------------------------------------------------------

@@ -189,6 +189,7 @@ static void model_check_replicas(Model *model) {
                    linear_delayed_elems(&model->recipe, model->config.L) * sizeof(float), 1}};
     Ranks *r = all_ranks();
     uint64_t *all = (uint64_t *)checked_calloc(r->ranks, sizeof *all, "ranks");
+    model_gather_weights(model);
     shards_await_all(&model->shards, model->stream);
     for (size_t i = 0; i < 4 && r->ranks > 1; i++) {
         if (!kinds[i].data || (!kinds[i].everywhere && shards_optimizer(&model->shards))) continue;

@@ -187,6 +187,12 @@ static inline double shards_sum_norms(double own, int *nonfinite) {
 // ----------------------------------------------------------------------------------------------------------------
 // Weights
 
+// Bucket `index` of the weights is here once the ranks' stream comes here.
+static inline void shards_arrive(Shards *s, size_t index) {
+    CUDA_CHECK(cudaEventRecord(s->arrived[index], all_ranks()->stream));
+    s->unseen = max_size(s->unseen, index + 1);
+}
+
 // Bucket `index` of the working weights is new in this rank's shard of it once `stream` comes here: it goes to all
 // ranks, the last bucket first, as the next forward pass needs them. They have it when shards_await() has passed.
 template <typename W>
@@ -199,8 +205,7 @@ static inline void shards_publish(Shards *s, size_t index, W *weights, cudaStrea
     bucket_pack(staging, weights, bucket, begin, end, r->stream);
     NCCL_CHECK(ncclAllGather(staging + begin, staging, elems * sizeof(W), ncclUint8, r->nccl, r->stream));
     bucket_unpack(weights, staging, bucket, begin, end, r->stream);
-    CUDA_CHECK(cudaEventRecord(s->arrived[index], r->stream));
-    s->unseen = max_size(s->unseen, index + 1);
+    shards_arrive(s, index);
 }
 
 // The weights of bucket `index` and of all that were published before it are there once `stream`, the one that computes,

@@ -10,6 +10,7 @@
 //     model_set_parallel(m, parallel)          ranks and what they share out, likewise
 //     model_reduce_next(m)                     the next backward pass is the step's last: gradients go to the other ranks
 //     model_exposed_ms(m)                      how long the last step waited for them after its backward pass
+//     model_gather_weights(m)                  before a sample or a report: every rank has all weights as they are stored
 //     model_check_replicas(m)                  ends the run where ranks hold different numbers
 //     ranks_join(launch, timeout, fingerprint), ranks_leave()   meet the other ranks, and part
 //     ranks_gather(all, mine, bytes)           all[rank] = each rank's bytes, on every rank
@@ -163,6 +164,7 @@ static inline void train_step(Trainer *t) {
     double start = now_seconds(), scale = s->scaler.scale;
     t->lr = schedule_lr(&t->schedule, s->step);
     t->loss_scale = scale;
+    if (due) model_gather_weights(&t->model);
     if (reported) {
         numerics_begin(&t->numerics, s->step + 1);
         model_observe(&t->model, &t->numerics);
@@ -303,7 +305,9 @@ static inline void finish_step(Trainer *t, RunRecord *record) {
     int save = due(step, o->checkpoint_every, last) || due(step, o->milestone_every, last) || step == last || is_best;
     if (has_folder(t) && step > 0 && save && !state_is_broken(t)) save_checkpoint(t, is_best);
     if (step > 0 && o->check_replicas && step % o->check_replicas == 0) model_check_replicas(&t->model);
-    if (t->parallel.rank == 0 && t->generator.length && !stopping(t) && step > 0 && due(step, o->sample_every, last)) sample(t);
+    int sampling = t->generator.length && !stopping(t) && step > 0 && due(step, o->sample_every, last);
+    if (sampling) model_gather_weights(&t->model);
+    if (sampling && t->parallel.rank == 0) sample(t);
 }
 
 static inline void between_steps(Trainer *t) {

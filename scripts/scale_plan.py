@@ -139,7 +139,7 @@ def ring_seconds(elems, element_bytes, ranks):
     return latency + (ranks - 1) / ranks * elems * element_bytes / (NVLINK if nodes == 1 else NETWORK)
 
 
-def communication(model, ranks, zero, micro_batches, backward, reduce_bytes=4):
+def communication(model, ranks, zero, micro_batches, backward, precision, reduce_bytes=4):
     """(seconds on the wire, exposed seconds, MiB a bucket) of a step whose last backward pass takes `backward` seconds.
     Exposed are the last bucket of layers and the tied embedding, which are complete only at the end, what does not fit
     beside the backward pass, and the slower computing meanwhile. Of ZeRO's gather of the weights, which goes on while the
@@ -154,7 +154,9 @@ def communication(model, ranks, zero, micro_batches, backward, reduce_bytes=4):
         sizes, of_layers, _ = buckets(L, C, T, mib * 2**20)
         times = [(2 if zero == 0 else 1) * ring_seconds(n, reduce_bytes, ranks) for n in sizes]
         early, last = sum(times[:of_layers - 1]), sum(times[of_layers - 1:])
-        gathers = [0.0 if zero == 0 else ring_seconds(n, 2, ranks) for n in sizes]
+        layer_bytes = 1 if precision == "fp8" else 2  # codes, of fp8-delayed and fp8-current
+        gathers = [0.0 if zero == 0 else ring_seconds(n, layer_bytes if i < of_layers else 2, ranks)
+                   for i, n in enumerate(sizes)]
         gather, forward = sum(gathers), backward / 2
         late = sum(gathers[:of_layers - 1])  # needed after the first bucket
         exposed = rounds * (max(early - backward, 0) + last + CONTENTION * min(early, backward))
@@ -184,7 +186,7 @@ def plan(model, ranks, precision="bf16"):
                     compute *= 1 + 0.04 * math.log2(16384 / (B * T))
                 if recompute:
                     compute *= 1.04
-                wire, exposed, bucket = communication(model, ranks, zero, micro_batches, compute / micro_batches * 2 / 3)
+                wire, exposed, bucket = communication(model, ranks, zero, micro_batches, compute / micro_batches * 2 / 3, precision)
                 state = sum(state_bytes(L, C, T, precision, ranks, zero, bucket_mib=bucket).values())
                 activations = activation_bytes(L, C, NH, B, T, precision, recompute)
                 if state + activations + RESERVED > GPU_BYTES:

@@ -29,6 +29,7 @@ const LinearRoutes *model_linear_routes(const Model *model);
 void model_set_parallel(Model *model, const Parallel *parallel);
 void model_reduce_next(Model *model);
 double model_exposed_ms(const Model *model);
+void model_gather_weights(Model *model);
 void model_check_replicas(Model *model);
 void ranks_join(const Launch *launch, double timeout, uint64_t fingerprint);
 void ranks_leave(void);

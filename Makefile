@@ -387,7 +387,8 @@ endif
 
 # What test_ranks*.sh run.
 RANKED := $(if $(filter %test_ranks.sh,$(RUN_SHELL)),fp32) $(if $(filter %test_ranks_checkpoint.sh,$(RUN_SHELL)),bf16) \
-          $(if $(filter %test_ranks_formats.sh,$(RUN_SHELL)),fp32 bf16 fp16 fp8-delayed bf16-stochastic)
+          $(if $(filter %test_ranks_formats.sh,$(RUN_SHELL)),fp32 bf16 fp16 fp8-delayed bf16-stochastic) \
+          $(if $(filter %test_ranks_delayed.sh,$(RUN_SHELL)),fp8-delayed)
 ifneq ($(and $(HAVE_CXX),$(filter 0,$(SANITIZE))),)
 SCHEDULED += $(RANKED:%=build/emulated/train_gpt_%)
 endif

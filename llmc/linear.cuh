@@ -436,11 +436,11 @@ static inline void linear_end_step(LinearContext *ctx) {
 
 // 1: ranks may exchange new weights as codes: every linear layer is cast, by one scale, natively, without padding.
 static inline int linear_takes_codes(const LinearContext *ctx, const DeviceLinear *linears) {
-    const int one_scale = BUILD_SCALING == SCALING_TENSOR || (BUILD_SCALING == SCALING_DELAYED && ctx->scales_known);
-    if (!one_scale || ctx->routes.why) return 0;
-    for (uint32_t i = 0; i < ctx->layers; i++)
-        if (linears[i].layer.high || linears[i].layer.C % 32 || linears[i].layer.OC % 32) return 0;
-    return 1;
+    int takes = BUILD_SCALING == SCALING_TENSOR || (BUILD_SCALING == SCALING_DELAYED && ctx->scales_known);
+    if (ctx->routes.why) takes = 0;
+    for (uint32_t i = 0; i < ctx->layers && takes; i++)
+        takes = !linears[i].layer.high && linears[i].layer.C % 32 == 0 && linears[i].layer.OC % 32 == 0;
+    return takes;
 }
 
 // Before the ranks look at their shards of the weights, with the scales of the step to come.

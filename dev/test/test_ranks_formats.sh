@@ -78,22 +78,4 @@ done
 must 1 fp8-delayed d0 --init "$dir/loud" --steps 1 --lr 1e-3
 check "fp8-delayed: and it is that token's" sh -c "! '$tool' same-tensors '$dir/d0/step_00000001/train_state.safetensors' \
     '$dir/d1/step_00000001/train_state.safetensors' fp8.delayed 2>/dev/null"
-
-# Delayed scaling with --zero 1 and 2: the linear layers' new weights go to the other ranks as fp8 codes. Buckets of two
-# layers and of one, shards that end within a layer; nothing but samples has the weights as they are stored gathered.
-codes="--layers 5 --heads 2 --channels 32 --bucket 0.12 --batch 4 --lr 1e-3 --check-replicas 0"
-sampled="--steps 8 --val $dir/val.bin --val-every 4 --val-steps 1 --sample-every 4 --sample-length 6 --checkpoint-every 4"
-samples() { grep -A1 'sample:$' "$dir/$1.txt"; }
-for z in 0 1 2; do must 3 fp8-delayed c$z $codes $sampled --zero $z; done
-for z in 1 2; do
-    check "fp8-delayed: --zero 0 and $z, the same bits by codes" same_state c0 c$z 00000008
-    check "fp8-delayed: --zero 0 and $z, the same samples" equal "$(samples c0)" "$(samples c$z)"
-    check "fp8-delayed: --zero 0 and $z, the same log" "$tool" same-log "$dir/c0/run.jsonl" "$dir/c$z/run.jsonl" loss grad_norm val_loss
-done
-check "fp8-delayed: two were written" test "$(samples c1 | grep -c sample:)" = 2
-rm -rf "$dir/c1/step_00000008"
-cp -r "$dir/c1" "$dir/c3"
-check "fp8-delayed: resumed at step 4" $limit "$launch" 3 build/emulated/train_gpt_fp8-delayed $common $codes $sampled --zero 2 \
-    --out "$dir/c3" --resume
-check "fp8-delayed: the same bits as not stopped" same_state c0 c3 00000008
 summary

@@ -420,7 +420,10 @@ static inline size_t communicator_start(const Launch *launch, double timeout, si
     c->timeout = timeout;
     c->what = "start";
     c->peers = (CommunicatorPeer *)checked_calloc(known, sizeof *c->peers, "ranks");
-    for (size_t i = 0; i < known; i++) c->peers[i].socket = -1;
+    for (size_t i = 0; i < known; i++) {
+        c->peers[i].socket = -1;
+        snprintf(c->peers[i].what, sizeof c->peers[i].what, "%s", c->what);
+    }
     pthread_mutex_init(&c->sending, NULL);
     memset(&hello, 0, sizeof hello);
     memcpy(hello.host, launch->host, sizeof hello.host);

@@ -42,7 +42,9 @@ for mode in bf16 fp16 fp8-delayed bf16-stochastic; do
     case $mode in fp8-delayed) limit_of_mode=0.01 ;; *) limit_of_mode=0.002 ;; esac
     must 1 $mode r1 $shape --steps 10 --lr 1e-3
     for r in 2 3 4; do
-        must $r $mode r$r $shape --steps 10 --lr 1e-3 --numerics-every 5
+        reports=
+        [ $r -ne 3 ] || reports="--numerics-every 5"
+        must $r $mode r$r $shape --steps 10 --lr 1e-3 $reports
         check "$mode: $r ranks come near to one" loss_near r$r r1 $limit_of_mode
     done
     must 3 $mode z3 $shape --steps 10 --lr 1e-3 --numerics-every 5 --zero 1

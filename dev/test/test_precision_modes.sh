@@ -49,31 +49,31 @@ scaler="--loss-scale-start 268435456 --loss-scale-max 1099511627776 --loss-scale
 resume_test() {
     extra=$(options "$1")
     [ "$1" = fp16 ] && extra="$extra $scaler"
-    rm -rf "$dir/whole" "$dir/cut"
+    rm -rf "$work/whole" "$work/cut"
     # A checkpoint of every step; the cut runs begin with a copy of one of them.
-    "$2" train --train "$dir/data.bin" $tiny $extra --steps 12 --checkpoint-every 1 --keep 0 --out "$dir/whole" \
-        >"$dir/whole.txt" 2>&1 || { fail "$1: 12 steps"; tail -n 5 "$dir/whole.txt"; return; }
+    "$2" train --train "$dir/data.bin" $tiny $extra --steps 12 --checkpoint-every 1 --keep 0 --out "$work/whole" \
+        >"$work/whole.txt" 2>&1 || { fail "$1: 12 steps"; tail -n 5 "$work/whole.txt"; return; }
     if [ "$1" = fp16 ]; then
-        skips=$(grep -c '"skipped":1' "$dir/whole/run.jsonl")
-        scales=$(sed -n 's/.*"loss_scale":\([0-9.e+]*\),.*/\1/p' "$dir/whole/run.jsonl" | sort -u | wc -l)
+        skips=$(grep -c '"skipped":1' "$work/whole/run.jsonl")
+        scales=$(sed -n 's/.*"loss_scale":\([0-9.e+]*\),.*/\1/p' "$work/whole/run.jsonl" | sort -u | wc -l)
         if [ "$skips" -ge 2 ] && [ "$scales" -ge 3 ]; then ok "fp16: the resumed run has $skips skips and $scales scales"; else
             fail "fp16: $skips skips and $scales scales: the run shows nothing of resuming around them"; fi
     fi
     for at in 1 5 7 10; do
-        rm -rf "$dir/cut"
-        mkdir "$dir/cut"
-        cp -r "$dir/whole/step_000000$(printf %02d $at)" "$dir/cut"
-        "$2" train --train "$dir/data.bin" $tiny $extra --steps 12 --checkpoint-every 0 --resume --out "$dir/cut" \
-            >"$dir/cut.txt" 2>&1 || { fail "$1: resumed at $at"; tail -n 5 "$dir/cut.txt"; return; }
+        rm -rf "$work/cut"
+        mkdir "$work/cut"
+        cp -r "$work/whole/step_000000$(printf %02d $at)" "$work/cut"
+        "$2" train --train "$dir/data.bin" $tiny $extra --steps 12 --checkpoint-every 0 --resume --out "$work/cut" \
+            >"$work/cut.txt" 2>&1 || { fail "$1: resumed at $at"; tail -n 5 "$work/cut.txt"; return; }
         for file in model.safetensors train_state.safetensors; do
             # The options recorded in the state file differ by --checkpoint-every alone: compare what follows its header.
-            if ! cmp -s "$dir/whole/step_00000012/$file" "$dir/cut/step_00000012/$file" &&
-                ! same_data "$dir/whole/step_00000012/$file" "$dir/cut/step_00000012/$file"; then
+            if ! cmp -s "$work/whole/step_00000012/$file" "$work/cut/step_00000012/$file" &&
+                ! same_data "$work/whole/step_00000012/$file" "$work/cut/step_00000012/$file"; then
                 fail "$1: resumed at step $at, $file is another"
                 return
             fi
         done
-        grep -q "precision" "$dir/cut.txt" && { fail "$1: resuming says the precision changed"; return; }
+        grep -q "precision" "$work/cut.txt" && { fail "$1: resuming says the precision changed"; return; }
     done
     ok "$1: cut at four steps and resumed, the same bytes"
 }
@@ -81,15 +81,15 @@ resume_test() {
 # validation_test MODE: the validation loss of the weights that 30 steps made has the same digits whatever --batch is.
 validation_test() {
     for batch in 4 3 1; do
-        rm -rf "$dir/val"
+        rm -rf "$work/val"
         "$2" train --train "$dir/data.bin" --val "$dir/data.bin" --val-steps 1 --steps 1 --sample-every 0 --threads 2 --batch $batch $(options "$1") \
-            --init "$dir/short/step_00000030" --out "$dir/val" >"$dir/val.txt" 2>&1 || tail -n 5 "$dir/val.txt"
-        sed -n 's/^{"step":0,.*"val_loss":\([0-9.]*\).*/\1/p' "$dir/val/run.jsonl"
-    done >"$dir/val.losses"
-    if [ "$(wc -l <"$dir/val.losses")" -eq 3 ] && [ "$(sort -u "$dir/val.losses" | wc -l)" -eq 1 ]; then
+            --init "$work/short/step_00000030" --out "$work/val" >"$work/val.txt" 2>&1 || tail -n 5 "$work/val.txt"
+        sed -n 's/^{"step":0,.*"val_loss":\([0-9.]*\).*/\1/p' "$work/val/run.jsonl"
+    done >"$work/val.losses"
+    if [ "$(wc -l <"$work/val.losses")" -eq 3 ] && [ "$(sort -u "$work/val.losses" | wc -l)" -eq 1 ]; then
         ok "$1: the same validation loss with --batch 4, 3 and 1"
     else
-        fail "$1: validation losses with --batch 4, 3 and 1: $(tr '\n' ' ' <"$dir/val.losses")"
+        fail "$1: validation losses with --batch 4, 3 and 1: $(tr '\n' ' ' <"$work/val.losses")"
     fi
 }
 
@@ -103,34 +103,50 @@ same_data() {
 
 "$BUILD/train_gpt" --version >/dev/null || { echo "no $BUILD/train_gpt"; exit 1; }
 build_all $modes
-reference=
-for mode in $modes; do
-    if ! [ -e "$dir/built.$mode.ok" ]; then fail "$mode: does not build"; cat "$dir/built.$mode"; continue; fi
-    program=$(program_of "$mode")
+
+# check_mode MODE: all of the above of one build, in a folder of its own.
+check_mode() {
+    mode=$1 program=$(program_of "$1") work=$dir/work.$1
+    mkdir "$work"
     [ -s "$dir/data.bin" ] || "$program" data "$dir/data.bin"
-    "$program" >"$dir/unit" 2>&1
+    "$program" >"$work/unit" 2>&1
     code=$?
-    summary=$(tail -n 1 "$dir/unit")
+    summary=$(tail -n 1 "$work/unit")
     if [ $code -eq 0 ]; then
         ok "$mode: $summary"
-        sed -n 's/^    \([a-z0-9-]* .*fprop.*\)/      \1/p' "$dir/unit"
+        sed -n 's/^    \([a-z0-9-]* .*fprop.*\)/      \1/p' "$work/unit"
     else
         fail "$mode: precision_modes: $summary"
-        grep -v '^ok' "$dir/unit" | sed 's/^/    /' | tail -n 40
+        grep -v '^ok' "$work/unit" | sed 's/^/    /' | tail -n 40
     fi
-    rm -rf "$dir/short"
-    if "$program" train --train "$dir/data.bin" $tiny $(options "$mode") --steps 30 --out "$dir/short" >"$dir/short.txt" 2>&1; then
-        loss=$(mean_loss "$dir/short")
-        [ -n "$reference" ] || reference=$loss
-        gap=$(awk -v a="$loss" -v b="$reference" 'BEGIN { d = a - b; printf "%+.5f", d }')
+    if "$program" train --train "$dir/data.bin" $tiny $(options "$mode") --steps 30 --out "$work/short" >"$work/short.txt" 2>&1; then
+        loss=$(mean_loss "$work/short")
+        [ -s "$dir/reference" ] || echo "$loss" >"$dir/reference"
+        gap=$(awk -v a="$loss" -v b="$(cat "$dir/reference")" 'BEGIN { d = a - b; printf "%+.5f", d }')
         if awk -v g="$gap" -v l="$(limit "$mode")" 'BEGIN { exit !(g <= l && g >= -l) }'; then ok "$mode: 30 steps, loss $loss, fp32 $gap"; else
             fail "$mode: 30 steps end at loss $loss, fp32's by $gap, allowed $(limit "$mode")"; fi
     else
         fail "$mode: 30 steps"
-        tail -n 5 "$dir/short.txt" | sed 's/^/    /'
+        tail -n 5 "$work/short.txt" | sed 's/^/    /'
     fi
     resume_test "$mode" "$program"
     validation_test "$mode" "$program"
+    rm -rf "$work"
+}
+
+# The first makes the data and the loss that the others are compared with; these two at once, as each is mostly one thread.
+check_into() (check_mode "$1" >"$dir/checked.$1" 2>&1)
+first=
+for mode in $modes; do
+    [ -e "$dir/built.$mode.ok" ] || continue
+    if [ -z "$first" ]; then first=$mode; check_into "$mode"; else two_at_once check_into "$mode"; fi
+done
+wait
+running=
+for mode in $modes; do
+    if ! [ -e "$dir/built.$mode.ok" ]; then fail "$mode: does not build"; cat "$dir/built.$mode"; continue; fi
+    cat "$dir/checked.$mode"
+    passed=$((passed + $(grep -c '^ok ' "$dir/checked.$mode"))) failed=$((failed + $(grep -c '^FAIL ' "$dir/checked.$mode")))
 done
 
 # A checkpoint of one build goes on in another, which says so; with another history the scales in force stay.
